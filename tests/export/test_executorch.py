@@ -338,3 +338,38 @@ def test_decoders_in_integers(tmp_path, weights):
     pieces = [call(ids[:, :32], torch.arange(32)), call(ids[:, 32:], torch.arange(32, 40))]
     assert cosine_similarity(torch.cat(pieces, 1), expected, -1).min() > 0.99
     assert any("in integers" in entry.details for entry in bs.export.audit(path).quantized)
+
+
+@pytest.mark.slow
+def test_executorchs_own_runner_generates(tmp_path):
+    """It reads the methods, and gives a prompt of 40 tokens in pieces of 32."""
+    runners = pytest.importorskip("executorch.extension.llm.runner", reason="no executorch")
+    model = decoders.model_of("qwen2", num_hidden_layers=1, eos_token_id=1, bos_token_id=None)
+    bs.quantize_(model, "int4:group32:fp32")
+    path = exported(model, tmp_path / "m.pte", cache=64, tokens=32)
+    words = letters()
+    words.save(str(tmp_path / "tokenizer.json"))
+    ids = prompt(40).clamp(2)  # no special ones
+    result = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    expected = words.decode(result[0, 40:].tolist(), skip_special_tokens=False)
+    own = runners.TextLLMRunner(str(path), str(tmp_path / "tokenizer.json"))
+    greedily = runners.GenerationConfig(echo=False, max_new_tokens=20, temperature=0.0)
+    for _ in range(2):  # a second text begins at place 0
+        pieces = []
+        own.generate(words.decode(ids[0].tolist()), greedily, token_callback=pieces.append)
+        assert "".join(pieces) == expected
+        own.reset()
+
+
+def letters():
+    """A tokenizer of 96 tokens, each a printable letter of ASCII but the first two."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers.decoders import ByteLevel
+
+    alphabet = [each for each in sorted(pre_tokenizers.ByteLevel.alphabet()) if each.isascii()]
+    names = ["<s>", "</s>", *alphabet[:94]]
+    words = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = ByteLevel()
+    words.add_special_tokens(names[:2])
+    return words
