@@ -196,10 +196,10 @@ class CachedStep(nn.Module):
         from transformers.cache_utils import Cache, StaticLayer
 
         super().__init__()
-        self.model, self._decoder = decoder.model, decoder
-        self._size, self._tokens = size, tokens
-        self._cache = Cache(layers=[StaticLayer(size) for _ in decoder.shapes])
-        for i, (layer, shapes) in enumerate(zip(self._cache.layers, decoder.shapes, strict=True)):
+        self.model, self._size, self._tokens = decoder.model, size, tokens
+        self._layers: list[Any] = [StaticLayer(size) for _ in decoder.shapes]
+        self._cache = Cache(layers=self._layers)
+        for i, (layer, shapes) in enumerate(zip(self._layers, decoder.shapes, strict=True)):
             states = [
                 torch.zeros((1, heads, 0, features), dtype=self.model.dtype)
                 for heads, features in shapes
@@ -211,7 +211,7 @@ class CachedStep(nn.Module):
     def forward(self, input_ids: Tensor, cache_position: Tensor) -> Tensor:
         """input_ids [1, n] at the places cache_position [n], one after another -> logits
         [1, n, vocabulary]."""
-        for i, layer in enumerate(self._cache.layers):  # what torch.export put in their place
+        for i, layer in enumerate(self._layers):  # what torch.export put in their place
             layer.keys, layer.values = (getattr(self, f"{k}_cache_{i}") for k in ("key", "value"))
             layer.cumulative_length = cache_position[0].clone()  # the layer counts on in it
         result = self.model(
