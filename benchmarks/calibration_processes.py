@@ -2,7 +2,7 @@
 """How GPTQ of one block scales over the GPUs of this host.
 
     python -m benchmarks.calibration_processes [--hidden 2048] [--batches 32] [--tokens 1024]
-        [--blocks 1]
+        [--blocks 1] [--backend nccl]
 
 A block of Llama's shape, or some, is calibrated by one process, and by one for each GPU, each with
 its own batches. One block is calibrated in passes, group by group of its layers; of several the
@@ -66,7 +66,7 @@ def work(rank: int, size: int, folder: str, given: argparse.Namespace) -> None:
     group = None
     if size > 1:
         meet = f"file://{folder}/meet"
-        dist.init_process_group("nccl", init_method=meet, rank=rank, world_size=size)
+        dist.init_process_group(given.backend, init_method=meet, rank=rank, world_size=size)
         group = dist.group.WORLD
     generator = torch.Generator().manual_seed(1)
     every = torch.randint(0, 1024, (given.batches, 1, given.tokens), generator=generator)
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--blocks", type=int, default=1)
+    parser.add_argument("--backend", default="nccl", help="or cpu:gloo,cuda:nccl")
     given, most = parser.parse_args(), torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         for size in (1, most):
@@ -94,6 +95,7 @@ def main() -> None:
             json.loads(Path(folder, str(size)).read_text()) for size in (1, most)
         )
     told = {"gpu": torch.cuda.get_device_name(), "processes": most, "seconds": [one, several]}
+    told |= {"backend": given.backend, "blocks": given.blocks}
     told["first call"] = [of_one, of_several]
     print(json.dumps(told | {"of ideal": one / several / most, "equal": digest == other}))
 

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -32,6 +33,17 @@ def test_tensors_are_packed_and_unpacked() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, given, strict=True))
     assert all(each.storage_offset() == 0 for each in found)
     assert packed([]).numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [("cuda:nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), ("cpu:gloo,cuda:gloo", "cpu")],
+)
+def test_tensors_go_over_nccl_where_the_group_has_it(
+    backends: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert wire(None) == torch.device(device)
 
 
 def test_one_process(tmp_path: Path) -> None:
