@@ -61,10 +61,10 @@ def quantized(model: nn.Module, case: Case, batches: Callable[[], list[Any]]) ->
 
 
 def quantized_file(path: Path, case: Case, calls: Any = None) -> bytes:
-    """An ONNX file's bytes by a recipe; calls: for scales of static inputs."""
+    """An ONNX file's bytes by a recipe; calls: for scales of static inputs, and the settings."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "model.onnx"
-        quantize_onnx(path, out, case.recipe, calibrate=calls)
+        quantize_onnx(path, out, case.recipe, calibrate=calls, progress=False, **case.settings)
         return out.read_bytes()
 
 
@@ -255,7 +255,16 @@ class Piper:
 class PPOCR:
     """Drawn text -> PP-OCRv4's recognition, quantized as an ONNX file."""
 
-    cases: ClassVar[list[Case]] = [INT8, PAIR8, STATIC8, Case("mxint8", "mxint8"), ROUNDED4]
+    cases: ClassVar[list[Case]] = [
+        INT8,
+        PAIR8,
+        STATIC8,
+        Case("mxint8", "mxint8"),
+        ROUNDED4,
+        CALIBRATED4,
+        Case("int4 group32, bias", INT4, None, {"bias": "correct"}),
+        Case("int4 group32 gptq, bias", INT4, None, {**GPTQ, "bias": "correct"}),
+    ]
 
     def __init__(self, count: int = 64, calibration: int = 16):
         self.texts = ppocr.texts(count)
@@ -266,7 +275,8 @@ class PPOCR:
     def measured(self, case: Case) -> tuple[Figures, float]:
         began = time.monotonic()
         calls = [self.reader.call(text) for text in self.others]
-        weights = quantized_file(ppocr.path(), case, calls if case is STATIC8 else None)
+        learns = case is STATIC8 or case.settings
+        weights = quantized_file(ppocr.path(), case, calls if learns else None)
         seconds = time.monotonic() - began
         read, held = ppocr.Reader(weights)(self.texts), FigureSums()
         held.add({
