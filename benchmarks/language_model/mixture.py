@@ -34,7 +34,7 @@ from benchmarks.language_model.model import LENGTH, Trained
 from benchmarks.language_model.train import SEQUENCES, draw, held_loss, optimizer, rate, save
 from benchmarks.real_models.peers import auto_round
 from blockscale.bench.machine import commit, hardware, versions
-from blockscale.calibration.routers import routers, watched
+from blockscale.calibration.routers import routers, watch_routers
 
 WEIGHTS = ("int4:group32:fp32", "nvfp4", "mxfp4", "int4:group32:fp16")
 PAIRS = (("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"), ("int4:group32:fp32", "int8_token"))
@@ -205,7 +205,7 @@ def least_choices(trained: Trained, model: nn.Module) -> float:
     with torch.inference_mode():
         for batch in batches(trained.held[:8].to(device)):
             for each, quantized in ((trained.model, False), (model, True)):
-                with watched(pairs, quantized=quantized):
+                with watch_routers(pairs, quantized=quantized):
                     each(**batch)
     return min(result.choices for pair in pairs if (result := pair.result()) is not None)
 

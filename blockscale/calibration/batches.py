@@ -112,7 +112,7 @@ class Batches:
                 with padding.during(batch):
                     call(model, batch)
             except Exception as error:
-                error.add_note(f"at batch {ranks.number(index)}, {described(batch)}")
+                error.add_note(f"at batch {ranks.number(index)}, {describe(batch)}")
                 raise
 
         if ranks.alone:
@@ -130,7 +130,7 @@ def _length(source: Any) -> int | None:
         return None
 
 
-def described(batch: Any) -> str:
+def describe(batch: Any) -> str:
     """How a batch was given to the model, for error messages."""
     if isinstance(batch, Mapping):
         return f"a mapping, given as keyword arguments: {', '.join(map(str, batch))}"
@@ -153,41 +153,41 @@ class BatchBar(Progress):
         self._doing, self._unit = doing, unit
         self._lively = sys.stderr is not None and sys.stderr.isatty()
         self._total: int | None = None
-        self._done, self._drawn = 0, 0.0
+        self._count, self._last_line = 0, 0.0
         self._began, self._start = 0, time.monotonic()  # what was done before, and when it began
 
     def start(self, total: int | None, done: int = 0) -> None:
-        self._total, self._done = total, done
+        self._total, self._count = total, done
         self._began, self._start = done, time.monotonic()
 
     def advance(self, name: str = "", amount: int = 1) -> None:
         del name
-        self._done += amount
+        self._count += amount
         now = time.monotonic()
-        if self._lively and (now - self._drawn >= _SECONDS or self._done == self._total):
-            self._drawn = now
+        if self._lively and (now - self._last_line >= _SECONDS or self._count == self._total):
+            self._last_line = now
             sys.stderr.write(f"\r{self._line()}\x1b[K")
             sys.stderr.flush()
 
     def close(self) -> None:
-        if self._lively and self._done:
+        if self._lively and self._count:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def _line(self) -> str:
         if self._total is None:
-            return f"{self._doing}: {self._done} {self._unit}"
-        filled = _WIDTH * self._done // max(self._total, 1)
-        bar = "━" * filled + " " * (_WIDTH - filled)
-        text = f"{self._doing} [{bar}] {self._done} of {self._total} {self._unit}"
-        return ", ".join(filter(None, [text, self._left()]))
+            return f"{self._doing}: {self._count} {self._unit}"
+        full = _WIDTH * self._count // max(self._total, 1)
+        bar = "━" * full + " " * (_WIDTH - full)
+        text = f"{self._doing} [{bar}] {self._count} of {self._total} {self._unit}"
+        return ", ".join(filter(None, [text, self._time_left()]))
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """How long the rest takes, if it goes on as it did; nothing at the ends."""
-        done, total = self._done - self._began, self._total
-        if total is None or done <= 0 or self._done >= total:
+        done, total = self._count - self._began, self._total
+        if total is None or done <= 0 or self._count >= total:
             return ""
-        seconds = (time.monotonic() - self._start) / done * (total - self._done)
+        seconds = (time.monotonic() - self._start) / done * (total - self._count)
         minutes, seconds = divmod(round(seconds), 60)
         return f"{minutes}:{seconds:02} left"
 
@@ -206,7 +206,7 @@ def listener(progress: bool | Progress, *doing: str) -> Progress:
 
 
 @dataclass
-class Seen:
+class DataCounts:
     """How often a layer was called, and with how many rows: vectors, pixels or indices."""
 
     calls: int = 0
@@ -217,7 +217,7 @@ class Seen:
 class Coverage:
     """What each layer saw, in the model's order, under the first of its names."""
 
-    layers: dict[str, Seen] = field(default_factory=dict)
+    layers: dict[str, DataCounts] = field(default_factory=dict)
     batches: int = 0
     _stacks: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -227,13 +227,13 @@ class Coverage:
         way of its own, so that nobody can tell what they see."""
         some = {
             id(self._stacks[n])
-            for n, seen in self.layers.items()
-            if seen.rows and n in self._stacks
+            for n, counts in self.layers.items()
+            if counts.rows and n in self._stacks
         }
         return tuple(
             name
-            for name, seen in self.layers.items()
-            if seen.rows == 0 and not self._unknown(name, some)
+            for name, counts in self.layers.items()
+            if counts.rows == 0 and not self._unknown(name, some)
         )
 
     def _unknown(self, name: str, numbers: set[int]) -> bool:
@@ -242,15 +242,15 @@ class Coverage:
 
     def counter(self, plan: Plan) -> Callback:
         """A callback for `watch` that counts what the layer sees."""
-        seen = self.layers.setdefault(plan.name, Seen())
+        counts = self.layers.setdefault(plan.name, DataCounts())
         for stack in getattr(plan.module, "of_stack", ())[:1]:
             self._stacks[plan.name] = stack
 
         def count(x: Tensor, y: Any) -> None:
             del y
-            seen.calls += 1
+            counts.calls += 1
             indices = not plan.kind.takes_input
-            seen.rows += x.numel() if indices else seen_by(plan, x)[..., 0].numel()
+            counts.rows += x.numel() if indices else seen_by(plan, x)[..., 0].numel()
 
         return count
 
@@ -273,9 +273,9 @@ class Coverage:
         """A plain table, one line a layer."""
         width = max(map(len, self.layers), default=0)
         lines = [
-            f"{name.ljust(width)}  {seen.calls:>8} calls  {seen.rows:>10} rows"
-            + ("" if seen.rows else "  no data")
-            for name, seen in self.layers.items()
+            f"{name.ljust(width)}  {counts.calls:>8} calls  {counts.rows:>10} rows"
+            + ("" if counts.rows else "  no data")
+            for name, counts in self.layers.items()
         ]
         total = (
             f"{len(self.layers)} layers, {len(self.unseen)} saw no data in {self.batches} batches"
@@ -296,13 +296,13 @@ def coverage(
     batches that are none.
     """
     plans = [p for p in plan_layers(model, Recipe.read(recipe)) if isinstance(p, Plan)]
-    counted, watcher = Coverage(), listener(progress)
+    counts, watcher = Coverage(), listener(progress)
     try:
         data = Batches(batches, 1, "", watcher)
-        callbacks = {plan.module: counted.counter(plan) for plan in plans}
+        callbacks = {plan.module: counts.counter(plan) for plan in plans}
         with inference(model), watch(callbacks):
             data.run(model)
     finally:
         watcher.close()
-    counted.batches = data.count
-    return counted
+    counts.batches = data.count
+    return counts

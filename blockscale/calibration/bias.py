@@ -116,11 +116,11 @@ class _Error:
 
     def __call__(self, x: Tensor, y: Any) -> None:
         target = self.plan.module.forward(x)  # not its hooks, which are a user's
-        lost = (target.to(torch.float64) - y.to(torch.float64)).movedim(self.dim, -1)
-        lost = lost.reshape(-1, lost.shape[-1])
-        total = lost.sum(0)
+        error = (target.to(torch.float64) - y.to(torch.float64)).movedim(self.dim, -1)
+        error = error.reshape(-1, error.shape[-1])
+        total = error.sum(0)
         self.total = total if self.total is None else self.total + total
-        self.rows += len(lost)
+        self.rows += len(error)
 
     def mean(self) -> Tensor | None:
         """[channels] float64; None where there is none."""

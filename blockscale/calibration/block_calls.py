@@ -29,7 +29,7 @@ class TensorStore(Closing):
     """
 
     def __init__(self, budget: float):
-        self.budget, self.held = budget, 0
+        self.budget, self.bytes_in_memory = budget, 0
         self._in_memory: dict[Hashable, Tensor] = {}
         self._on_disk: dict[Hashable, tuple[Path, torch.device]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -38,13 +38,13 @@ class TensorStore(Closing):
     def __contains__(self, key: Hashable) -> bool:
         return key in self._in_memory or key in self._on_disk
 
-    def put(self, key: Hashable, tensor: Tensor) -> None:
+    def add(self, key: Hashable, tensor: Tensor) -> None:
         """Keep a tensor, in the place of what had its key."""
         self.drop(key)
         tensor = tensor.detach()
-        if self.held + tensor.nbytes <= self.budget:
+        if self.bytes_in_memory + tensor.nbytes <= self.budget:
             self._in_memory[key] = tensor
-            self.held += tensor.nbytes
+            self.bytes_in_memory += tensor.nbytes
             return
         if self._folder is None:  # mkdtemp: nobody else can read it
             self._folder = tempfile.TemporaryDirectory(prefix="blockscale-blocks-")
@@ -66,13 +66,13 @@ class TensorStore(Closing):
     def drop(self, key: Hashable) -> None:
         """Keep it no longer, if it is there."""
         if key in self._in_memory:
-            self.held -= self._in_memory.pop(key).nbytes
+            self.bytes_in_memory -= self._in_memory.pop(key).nbytes
         elif key in self._on_disk:
             self._on_disk.pop(key)[0].unlink()
 
     def close(self) -> None:
         """Keep nothing any longer."""
-        self._in_memory, self._on_disk, self.held = {}, {}, 0
+        self._in_memory, self._on_disk, self.bytes_in_memory = {}, {}, 0
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -181,7 +181,7 @@ class NestedTensors(NamedTuple):
         return pytree.tree_unflatten(leaves, self.spec)
 
     @property
-    def kept(self) -> list[Key]:
+    def keys(self) -> list[Key]:
         """Where its tensors are kept, each once."""
         return list(dict.fromkeys(leaf for leaf in self.leaves if isinstance(leaf, Key)))
 

@@ -47,9 +47,9 @@ class Lane:
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.model, self.blocks, self.batches = model, blocks, batches
-        self.kept, self.around = store, around
+        self.store, self.around = store, around
         self.numbers = {block.module: i for i, block in enumerate(blocks)}
-        self.done: set[int] = set()
+        self.finished_blocks: set[int] = set()
         self.ready: Callable[[LayerBlock], None] = lambda _: None  # before a block runs
         self.padding = Padding()
         self.ranks = ALONE  # who has other batches
@@ -58,7 +58,7 @@ class Lane:
         self._calls: dict[int, list[NestedTensors]] = {}
         self._gave: dict[int, list[NestedTensors]] = {}
         self._shapes: dict[Key, Shape] = {}  # of what blocks gave
-        self._said: dict[Key, Shape] = {}  # of ghosts
+        self._ghost_shapes: dict[Key, Shape] = {}  # of ghosts
         self._uses: Counter[Key] = Counter()  # by calls that are still to be made
         self._live: dict[int, list[Tensor]] = {}  # what a block gave inside the running model
         self.notes: list[tuple[str, str]] = []  # a block, and what is noted of it
@@ -67,21 +67,21 @@ class Lane:
         """These blocks are called so next. made: tensors that were kept for it, needed or not."""
         for i, parts in calls.items():
             self._calls[i] = parts
-            self._uses.update(key for each in parts for key in each.kept)
+            self._uses.update(key for each in parts for key in each.keys)
         for key in keys - self._uses.keys():
-            self.kept.drop(key)
+            self.store.drop(key)
         self._forget()
 
     def call_of(self, i: int, b: int) -> BlockCall:
         """The call of block i for batch b; what others still need of its tensors is copied."""
-        seen: dict[Key, Tensor] = {}
+        values: dict[Key, Tensor] = {}
 
         def tensor(key: Key) -> Tensor:
-            if key not in seen:
-                value = self.kept.get(key)
+            if key not in values:
+                value = self.store.get(key)
                 alone = key.block < 0 and self._uses[key] > 1
-                seen[key] = value if alone or self.kept.on_disk(key) else value.clone()
-            return seen[key]
+                values[key] = value if alone or self.store.on_disk(key) else value.clone()
+            return values[key]
 
         return as_call(self._calls[i][b].put_together(tensor))
 
@@ -121,7 +121,7 @@ class Lane:
 
     def target(self, i: int, b: int) -> Tensor:
         """The first tensor of what block i gave for batch b."""
-        result = first_tensor(self._gave[i][b].put_together(self.kept.get))
+        result = first_tensor(self._gave[i][b].put_together(self.store.get))
         if result is None:
             raise NotWalkableError(self.blocks[i].chain, f"{self.blocks[i].name} returns no tensor")
         return result
@@ -129,29 +129,29 @@ class Lane:
     def finish(self, i: int) -> bool:
         """Block i is done: drop what nobody needs any more. Whether the next calls hold: False if
         it gave other shapes than the block before it."""
-        self.done.add(i)
+        self.finished_blocks.add(i)
         for parts in self._calls.pop(i, []):
-            self._uses.subtract(parts.kept)
-        shapes = {key: shape for key, shape in self._said.items() if key.block == i}
+            self._uses.subtract(parts.keys)
+        shapes = {key: shape for key, shape in self._ghost_shapes.items() if key.block == i}
         is_same = all(self._shapes.get(key) == shapes[key] for key in shapes if self._uses[key] > 0)
         is_same = all(self.ranks.together(lambda: is_same))
         for key in shapes:
-            del self._said[key]
+            del self._ghost_shapes[key]
         if not is_same:
             self._calls.clear()
             self._uses.clear()
-            self._said.clear()
+            self._ghost_shapes.clear()
         self._forget()
         return is_same
 
     def _is_kept(self, i: int, b: int, tensor: Tensor) -> bool:
-        keys = self._calls[i][b].kept
-        return any(self.kept.get(key) is tensor for key in keys if not self.kept.on_disk(key))
+        keys = self._calls[i][b].keys
+        return any(self.store.get(key) is tensor for key in keys if not self.store.on_disk(key))
 
     def _keep(self, i: int, b: int, gave: Any) -> None:
         def key(place: int, tensor: Tensor) -> Key:
             own = self.gives(i, b, place)
-            self.kept.put(own, tensor)
+            self.store.add(own, tensor)
             self._shapes[own] = Shape(tensor.shape, tensor.dtype, tensor.device)
             return own
 
@@ -190,8 +190,8 @@ class Lane:
     def constant(self, tensor: Tensor) -> Key:
         """Where a tensor is kept that no block gave; equal ones are kept once."""
         key = Key(id(self), -1, digest(tensor))
-        if key not in self.kept:
-            self.kept.put(key, tensor.detach().clone())
+        if key not in self.store:
+            self.store.add(key, tensor.detach().clone())
         return key
 
     def known(self, i: int, b: int) -> NestedTensors | None:
@@ -212,8 +212,8 @@ class Lane:
             own if isinstance(old, Key) else old for own, old in zip(keys, like.leaves, strict=True)
         ]
         shapes = {own: self._shapes[old] for own, old in pairs}
-        if i not in self.done:
-            self._said |= shapes
+        if i not in self.finished_blocks:
+            self._ghost_shapes |= shapes
         return NestedTensors(tuple(leaves), like.spec), shapes
 
     def live(self, i: int, gave: Any) -> None:
@@ -227,20 +227,22 @@ class Lane:
     def _last_done(self, i: int) -> int | None:
         """The block of the same chain that was done last."""
         chain = self.blocks[i].chain
-        done = [j for j in self._gave if j in self.done and self.blocks[j].chain == chain]
-        return done[-1] if done else None
+        finished = [
+            j for j in self._gave if j in self.finished_blocks and self.blocks[j].chain == chain
+        ]
+        return finished[-1] if finished else None
 
     def _forget(self) -> None:
         """Drop what is needed neither by a call nor by the model around the blocks."""
-        for j in [j for j in self._gave if j in self.done]:
-            needed = j == self._last_done(j)
-            keys = {key for parts in self._gave[j] for key in parts.kept}
-            if not needed and not any(self._uses[key] > 0 for key in keys):
+        for j in [j for j in self._gave if j in self.finished_blocks]:
+            is_last = j == self._last_done(j)
+            keys = {key for parts in self._gave[j] for key in parts.keys}
+            if not is_last and not any(self._uses[key] > 0 for key in keys):
                 for key in keys:
-                    self.kept.drop(key)
+                    self.store.drop(key)
                     del self._shapes[key]
                 del self._gave[j]
         for key in [key for key, uses in self._uses.items() if uses <= 0]:
             if key.block < 0:
-                self.kept.drop(key)
+                self.store.drop(key)
             del self._uses[key]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blockscale.calibration.block_calls import Key, NestedTensors, ghost, holds_nan, version
 from blockscale.calibration.block_lane import Lane
-from blockscale.calibration.find_blocks import NotWalkableError, Stop, stubbed
+from blockscale.calibration.find_blocks import NotWalkableError, Stop, stubs
 from blockscale.layers.guards import call
 
 
@@ -43,8 +43,8 @@ def record(lane: Lane, *, verify: bool = False) -> list[int]:
     def one(b: int) -> None:
         recorder = _Recorder(lane, b, verify=verify and b == 0)
         recorder.run()
-        every.append(recorder.found)
-        keys.update(recorder.made)
+        every.append(recorder.calls)
+        keys.update(recorder.new_keys)
 
     lane.ranks.each(len(lane.batches), one)
     orders = [order for own in lane.ranks.together(lambda: [*map(list, every)]) for order in own]
@@ -70,23 +70,23 @@ class _Recorder:
     """One batch on its way through the model, with stubs for blocks.
 
     records: the calls of blocks that are not done; otherwise the first of them is the end
-    found: {block: its call}; made: the keys of tensors that no block gave
+    calls: {block: its call}; made: the keys of tensors that no block gave
     """
 
     def __init__(self, lane: Lane, b: int, *, records: bool = True, verify: bool = False):
         self.lane, self.b = lane, b
         self.records, self.verify = records, verify
-        self.found: dict[int, NestedTensors] = {}
-        self.made: set[Key] = set()
-        self._called: set[int] = set()
-        self._known: dict[int, tuple[Tensor, int, Key]] = {}  # by id; the tensor stays alive
-        self._haunted = False
+        self.calls: dict[int, NestedTensors] = {}
+        self.new_keys: set[Key] = set()
+        self._visits: set[int] = set()
+        self._keys: dict[int, tuple[Tensor, int, Key]] = {}  # by id; the tensor stays alive
+        self._has_ghosts = False
 
     def run(self) -> None:
         lane = self.lane
         lane.met_others = False
         try:
-            with lane.around(), stubbed(lane.numbers, self._enter):
+            with lane.around(), stubs(lane.numbers, self._enter):
                 batch = lane.batches[self.b]
                 with lane.padding.during(batch):
                     call(lane.model, batch, lane.device)
@@ -94,43 +94,43 @@ class _Recorder:
             if isinstance(error, NotWalkableError):
                 raise
         except Exception as error:
-            if not (self._haunted and self.found):  # it could not go on with a ghost
+            if not (self._has_ghosts and self.calls):  # it could not go on with a ghost
                 why = f"the model around its blocks raised {type(error).__name__}: {error}"
                 raise NotWalkableError(lane.blocks[0].chain, why) from error
 
     def _enter(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lane, block = self.lane, self.lane.blocks[i]
-        if i in self._called:
+        if i in self._visits:
             raise NotWalkableError(block.chain, f"{block.name} is called more than once")
-        self._called.add(i)
-        if i in lane.done:
+        self._visits.add(i)
+        if i in lane.finished_blocks:
             return self._again(i)
-        if not self.records or (self.found and lane.met_others):
+        if not self.records or (self.calls and lane.met_others):
             raise Stop
         try:
-            self.found[i] = NestedTensors.of((args, kwargs), lambda _, tensor: self._key(tensor))
+            self.calls[i] = NestedTensors.of((args, kwargs), lambda _, tensor: self._key(tensor))
         except _DerivedError:
-            if self.found:
+            if self.calls:
                 raise Stop from None
             why = f"{block.name} reads more than the output of the block before it"
             raise NotWalkableError(block.chain, why) from None
-        if self.verify and len(self.found) == 1 and lane.alike(i, self.b) is None:
+        if self.verify and len(self.calls) == 1 and lane.alike(i, self.b) is None:
             lane.ready(block)
             real = type(block.module).__mro__[1]
             lane.live(i, real.__call__(block.module, *args, **kwargs))
-        if len(self._called | lane.done) == len(lane.blocks):
+        if len(self._visits | lane.finished_blocks) == len(lane.blocks):
             raise Stop
         return self._ghosts(i)
 
     def _key(self, tensor: Tensor) -> Key:
-        entry, version_, key = self._known.get(id(tensor), (None, 0, None))
+        entry, version_, key = self._keys.get(id(tensor), (None, 0, None))
         if entry is tensor and version_ == version(tensor) and key is not None:
             return key
-        if self._haunted and holds_nan(tensor):
+        if self._has_ghosts and holds_nan(tensor):
             raise _DerivedError
         key = self.lane.constant(tensor)
-        self.made.add(key)
-        self._known[id(tensor)] = tensor, version(tensor), key
+        self.new_keys.add(key)
+        self._keys[id(tensor)] = tensor, version(tensor), key
         return key
 
     def _again(self, i: int) -> Any:
@@ -138,20 +138,20 @@ class _Recorder:
         parts = self.lane.known(i, self.b)
         if parts is None:
             return self._ghosts(i)
-        return parts.put_together(lambda key: self._own(key, self.lane.kept.get(key).clone()))
+        return parts.put_together(lambda key: self._own(key, self.lane.store.get(key).clone()))
 
     def _ghosts(self, i: int) -> Any:
         like = self.lane.alike(i, self.b)
         if like is None:
             raise Stop
         parts, shapes = like
-        self._haunted = True
+        self._has_ghosts = True
         # the model may write into what a block that is done gave: it has done so before
-        done = i in self.lane.done
+        is_done = i in self.lane.finished_blocks
         by_name = {key: ghost(shape) for key, shape in shapes.items()}
-        by_name = {key: x.clone() if done else x for key, x in by_name.items()}
+        by_name = {key: x.clone() if is_done else x for key, x in by_name.items()}
         return parts.put_together(lambda key: self._own(key, by_name[key]))
 
     def _own(self, key: Key, tensor: Tensor) -> Tensor:
-        self._known[id(tensor)] = tensor, version(tensor), key
+        self._keys[id(tensor)] = tensor, version(tensor), key
         return tensor

@@ -19,21 +19,21 @@ from blockscale.calibration.batches import Batches, device_of
 from blockscale.calibration.bias import CORRECT, KEEP, correct_biases, correctable
 from blockscale.calibration.block_calls import BlockAlgorithm
 from blockscale.calibration.experts import (
-    Said,
+    StackNotes,
     same_modules,
+    split_stacks,
     stacks_of,
     streamed_stacks,
     tell_lists,
-    unstacked,
 )
-from blockscale.calibration.learn import Data, Methods, chosen, read_methods
+from blockscale.calibration.learn import Data, Methods, choose, read_methods
 from blockscale.calibration.mixing import ALL, all_tokens
 from blockscale.calibration.padding import MASK, Padding, notes_of
 from blockscale.calibration.ranks import Ranks
 from blockscale.calibration.rotated import Rotated, rotated
 from blockscale.calibration.session import Session
 from blockscale.calibration.walk.resume import method_text
-from blockscale.calibration.walk.weights import Source, streamed
+from blockscale.calibration.walk.weights import Source, stream_weights
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.format import Format
 from blockscale.core.ledger import Ledger
@@ -139,29 +139,29 @@ def calibrate(  # noqa: PLR0913 - the first four are the call, the rest are opti
     own: Any = getattr(model, "calibrate_from", None)
     check_group(group, "bs.calibrate", compared=own is None)
     if own is not None:
-        return _prepared(own, data, recipe, observer, weight, transform, bias)
+        return _calibrate_prepared(own, data, recipe, observer, weight, transform, bias)
     check_whole(model, "bs.calibrate")
     recipe, methods = _methods(recipe, observer, weight, transform, bias, source)
     algorithm = methods.algorithm if sequential else None
     corrects = asks_correction(recipe, bias) and correctable(batches, source, group, algorithm)
     methods.check_profiles(recipe)
-    data = dealt(model, data, recipe, methods, group)
+    data = deal(model, data, recipe, methods, group)
     with without_wrappers(model) as plain, ordinary_tensors(), replacing(plain, "bs.calibrate"):
         with (
             subnormals_kept(),  # also in what is learned outside ops
             folded(plain, recipe) as folding,
-            _rotation(plain, recipe, methods, data) as turned,
-            nullcontext() if source is None else streamed(plain, source, seed) as settler,
+            _rotation(plain, recipe, methods, data) as rotation,
+            nullcontext() if source is None else stream_weights(plain, source, seed) as settler,
         ):
             data = data._replace(settler=settler)
-            if turned is not None:
-                methods = methods._replace(transform=turned.transform)
-                data = data._replace(batches=turned.batches)
+            if rotation is not None:
+                methods = methods._replace(transform=rotation.transform)
+                data = data._replace(batches=rotation.batches)
             with agreeing(plain, group):
                 ledger = _quantized(plain, recipe, methods, data, seed, corrects=corrects)
-        ledger = folding.told(ledger)
-        if turned is not None:
-            ledger = turned.told(ledger)
+        ledger = folding.with_details(ledger)
+        if rotation is not None:
+            ledger = rotation.with_details(ledger)
     ledger.warn()
     return ledger
 
@@ -198,13 +198,13 @@ def _read(sequential: bool | str) -> bool | str:
 
 
 def _methods(
-    asked: Any, observer: Any, weight: Any, transform: Any, bias: Any, source: Source | None
+    choice: Any, observer: Any, weight: Any, transform: Any, bias: Any, source: Source | None
 ) -> tuple[Recipe, Methods]:
     """The recipe as it is carried out, and its methods. Raises ValueError where there is none, for
     unknown ones and what cannot be streamed."""
-    if asked is None:
+    if choice is None:
         raise ValueError("no recipe: pass one, such as 'int8'; only a prepared graph has its own")
-    recipe, methods = read_methods(Recipe.read(asked), observer, weight, transform, bias)
+    recipe, methods = read_methods(Recipe.read(choice), observer, weight, transform, bias)
     if source is not None:
         check_rotatable(methods.transform, _STREAMED)
     return recipe, methods
@@ -240,32 +240,32 @@ def _quantized(
 ) -> Ledger:
     """Plan, learn from the batches and swap the layers in; the ledger says how each was done."""
     plans = plans_for(model, recipe)
-    planned = list(plan_parameters(model, plans, recipe))
+    parameters = list(plan_parameters(model, plans, recipe))
     if data.settler is None:
-        check(plans, planned, recipe, strict=data.strict)
+        check(plans, parameters, recipe, strict=data.strict)
     else:
-        data.settler.planned = [p for p in planned if isinstance(p, ParameterPlan)]
+        data.settler.parameters = [p for p in parameters if isinstance(p, ParameterPlan)]
     modules = dict(model.named_modules(remove_duplicate=False))
-    with unstacked(model, planned if data.settler is None else [], recipe) as stacks:
+    with split_stacks(model, parameters if data.settler is None else [], recipe) as stacks:
         every = [*plans, *(layer for stack in stacks for layer in stack.layers)]
         layers = [plan for plan in every if isinstance(plan, Plan)] if data.every else []
         with all_tokens(model, layers, methods.algorithm):
-            session = chosen(model, every, methods, data)
+            session = choose(model, every, methods, data)
     same_modules(modules, model)
     tell_lists(session)
-    told = stacks_of(session, stacks)
+    of_stacks = stacks_of(session, stacks)
     if data.settler is not None:
-        told |= streamed_stacks(model, planned)
+        of_stacks |= streamed_stacks(model, parameters)
     ledger = apply(
         model, plans, recipe, session.places, strict=data.strict, seed=seed,
-        qweights=session.made, ready=session.built,
+        qweights=session.weights, ready=session.ready,
     )  # fmt: skip
     if corrects:
         correct_biases(model, session, data.batches, data.padding)
-    return with_notes(ledger, session, told)
+    return with_notes(ledger, session, of_stacks)
 
 
-def _prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
+def _calibrate_prepared(calibrate_from: Any, data: Data, *methods: object) -> Ledger:
     """Let a prepared graph learn, which knows its recipe and methods."""
     if any(each is not None for each in methods):
         raise ValueError(
@@ -281,7 +281,7 @@ _READ = "plain rounding: it is not the weight of a layer, so there is no data ab
 
 
 def with_notes(
-    ledger: Ledger, session: Session, stacks: Mapping[str, Said] | None = None
+    ledger: Ledger, session: Session, stacks: Mapping[str, StackNotes] | None = None
 ) -> Ledger:
     """The ledger with how each layer was done, and what was noted on the way.
 
@@ -296,16 +296,16 @@ def with_notes(
                 for part in ("input", "output")
                 if getattr(entry, part) and not getattr(session.places[entry.name], part)
             ]
-            told = ", ".join(dict.fromkeys([*details, *dynamic]))
+            text = ", ".join(dict.fromkeys([*details, *dynamic]))
             notes = (*entry.notes, *session.notes[entry.name])
-            entry = replace(entry, details=told, notes=notes)  # noqa: PLW2901
+            entry = replace(entry, details=text, notes=notes)  # noqa: PLW2901
         elif entry.status == "quantized" and entry.name in (stacks or {}):
             of_stack = (stacks or {})[entry.name]
-            told = "; ".join(filter(None, [*of_stack.details, entry.details]))
-            entry = replace(entry, details=told, notes=(*entry.notes, *of_stack.notes))  # noqa: PLW2901
+            text = "; ".join(filter(None, [*of_stack.details, entry.details]))
+            entry = replace(entry, details=text, notes=(*entry.notes, *of_stack.notes))  # noqa: PLW2901
         elif entry.status == "quantized" and entry.kind.startswith("parameter of "):
-            told = "; ".join(filter(None, [_READ, entry.details]))
-            entry = replace(entry, details=told)  # noqa: PLW2901
+            text = "; ".join(filter(None, [_READ, entry.details]))
+            entry = replace(entry, details=text)  # noqa: PLW2901
         entries.append(entry)
     notes = (*ledger.notes, *notes_of(session.alike))
     return replace(ledger, entries=entries, notes=notes)
@@ -314,7 +314,7 @@ def with_notes(
 # What processes that calibrate one model together have to agree on, compared before they begin.
 
 
-def dealt(model: nn.Module, data: Data, recipe: Recipe, methods: Methods, group: Any) -> Data:
+def deal(model: nn.Module, data: Data, recipe: Recipe, methods: Methods, group: Any) -> Data:
     """The data with this process's batches as a list, and with who has the others; as it is unless
     `group` is a process group.
 

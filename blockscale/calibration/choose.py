@@ -46,16 +46,16 @@ def groups(
     place: Callable[[Item], object] = lambda _: None,
 ) -> list[list[Item]]:
     """Items in groups of neighbours that are in one place and whose sizes fit into the budget."""
-    gathered: list[list[Item]] = []
-    used, last = 0.0, None
+    result: list[list[Item]] = []
+    total, last = 0.0, None
     for item in items:
-        needed, here = size(item), place(item)
-        if not gathered or here != last or (used and used + needed > budget):
-            gathered.append([])
-            used = 0.0
-        gathered[-1].append(item)
-        used, last = used + needed, here
-    return gathered
+        amount, here = size(item), place(item)
+        if not result or here != last or (total and total + amount > budget):
+            result.append([])
+            total = 0.0
+        result[-1].append(item)
+        total, last = total + amount, here
+    return result
 
 
 def statistics_bytes(plan: Plan) -> float:
@@ -99,7 +99,7 @@ def share(
         places = {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
         return {**places, **messages}
 
-    result = ranks.spread(own)
+    result = ranks.share_bytes(own)
     for plan in plans:
         unpack(plan, session, *from_bytes(result[plan.name]))
     return result
@@ -158,11 +158,11 @@ def _transform_layer(
         why = "not transformed: it saw no data"
         session.details[plan.name].append(f"{transform.name}: {why}")
         return
-    before, done = transform.prepare(
+    before, details = transform.prepare(
         weight_of(plan), plan.format, plan.scheme.input, stats, plan.name
     )
     session.places[plan.name].before = cast("Before | None", before)
-    session.details[plan.name] += [f"{transform.name}: {each}" for each in done]
+    session.details[plan.name] += [f"{transform.name}: {each}" for each in details]
 
 
 def choose_weights(
@@ -221,7 +221,7 @@ def choose_each(
         share(session, own, lambda: _leave(session, algorithm, own))
         return
     for plan in own:
-        settle_top(plan, session.named, session.places)
+        settle_top(plan, session.by_name, session.places)
     every = [parts_of(plan, algorithm) for plan in own]
     codes: dict[str, Chosen] = {}
 
@@ -318,7 +318,7 @@ def _choose_together(
             results.append(algorithm.quantize(weight, fmt, grams.get(name), name, **more))
     codes = {}
     for part, x, (q, notes) in zip(parts, stored, results, strict=True):
-        own = beside_rows(x, fmt, tops[part.plan.name], partial(_chosen, q))
+        own = beside_rows(x, fmt, tops[part.plan.name], partial(_codes_of, q))
         codes[part.name] = own, list(notes)
     return codes
 
@@ -332,7 +332,7 @@ def _top(session: Session, algorithm: WeightAlgorithm, plan: Plan) -> Tensor | N
     return top_of(plan, place) if has_top(plan.format, weight_shape(plan)) else None
 
 
-def _chosen(q: QTensor, weight: Tensor) -> QTensor:
+def _codes_of(q: QTensor, weight: Tensor) -> QTensor:
     del weight
     return q
 

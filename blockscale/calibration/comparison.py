@@ -26,7 +26,7 @@ from blockscale.calibration.routers import (
     RouterPair,
     routers,
     told_of_routers,
-    watched,
+    watch_routers,
 )
 from blockscale.core import reference
 from blockscale.core.pack import to_stored
@@ -243,9 +243,9 @@ class LayerDifferences:
 
     def result(self, batches: int) -> Comparison:
         """All that was measured, the layer with the lowest isolated SQNR first."""
-        compared = tuple(layer.result() for layer in self._layers)
+        layers = tuple(layer.result() for layer in self._layers)
         routed = tuple(match_ for pair in self._routers if (match_ := pair.result()) is not None)
-        return Comparison(compared, self._output.result(), batches, routed).sorted()
+        return Comparison(layers, self._output.result(), batches, routed).sorted()
 
 
 def _pairs(model_float: nn.Module, model_quantized: nn.Module) -> list["_Layer"]:
@@ -275,7 +275,7 @@ class _Layer:
         self.name, self.like, self.layer = name, like, layer
         self.isolated, self.accumulated = Sums(), Sums()
         self.calls = self.unpaired = 0
-        self.held: list[Tensor] = []  # outputs of the float layer for one batch
+        self.outputs: list[Tensor] = []  # outputs of the float layer for one batch
         self.input = None if layer.input is None else RoundingSums(layer.input.format)
 
     @torch.no_grad()
@@ -299,9 +299,9 @@ class _Layer:
 
     def meet(self, y: Tensor) -> None:
         """One call of the layer in the quantized model."""
-        if not self.held:
+        if not self.outputs:
             return
-        a = self.held.pop(0)
+        a = self.outputs.pop(0)
         if a.shape != y.shape:
             self.unpaired += 1
         else:
@@ -341,16 +341,16 @@ def _one_batch(
         first = outputs is None
         pairs = routed if first else []
         looking = watch({layer.like: room.holder(layer, isolated=first) for layer in layers})
-        with looking, watched(pairs, quantized=False):
+        with looking, watch_routers(pairs, quantized=False):
             a = call(models[0], batch)
         meeting = watch({layer.layer: _meeting(layer) for layer in layers})
-        with meeting, watched(pairs, quantized=True):
+        with meeting, watch_routers(pairs, quantized=True):
             b = call(models[1], batch)
         for layer in layers:
-            layer.unpaired += len(layer.held)
-            layer.held.clear()
+            layer.unpaired += len(layer.outputs)
+            layer.outputs.clear()
         outputs = (a, b) if outputs is None else outputs
-        pending = room.left
+        pending = room.pending
     return outputs
 
 
@@ -358,9 +358,9 @@ class _Room:
     """Holds outputs of float layers as long as there is room; a layer is held wholly or not."""
 
     def __init__(self, budget: float, names: set[str]):
-        self._free, self._wanted = budget, names
+        self._free, self._names = budget, names
         self._in: defaultdict[str, bool] = defaultdict(lambda: self._free > 0)
-        self.left: set[str] = set()  # layers to be held in another run
+        self.pending: set[str] = set()  # layers to be held in another run
 
     def holder(self, layer: _Layer, *, isolated: bool) -> Callback:
         """A callback for the float layer."""
@@ -368,13 +368,13 @@ class _Room:
         def hold(x: Tensor, y: Tensor) -> None:
             if isolated:
                 layer.look(x, y)
-            if layer.name not in self._wanted:
+            if layer.name not in self._names:
                 return
             if self._in[layer.name]:
-                layer.held.append(y.detach().clone())  # what follows may change it in place
+                layer.outputs.append(y.detach().clone())  # what follows may change it in place
                 self._free -= y.nbytes
             else:
-                self.left.add(layer.name)
+                self.pending.add(layer.name)
 
         return hold
 

@@ -109,7 +109,7 @@ class RoundingSums(Sums):
     def __init__(self, fmt: Format):
         super().__init__()
         self.format = fmt
-        self._saturated = self._vanished = self._nonzero = 0
+        self._saturated = self._underflows = self._nonzero = 0
         self._nans = self._infinities = 0  # that came out finite
         self._squares = torch.zeros(())  # per place
         self._counts = torch.zeros(())
@@ -118,7 +118,7 @@ class RoundingSums(Sums):
         """x [...] -> rounded [...] in the format, with these scales."""
         self.add(x, rounded)
         self._saturated += int((~reference.in_range(x, qparams, self.format)).sum())
-        self._vanished += int(((x != 0) & (rounded == 0)).sum())
+        self._underflows += int(((x != 0) & (rounded == 0)).sum())
         self._nonzero += int((x != 0).sum())
         finite = rounded.isfinite()
         self._nans += int((x.isnan() & finite).sum())
@@ -132,7 +132,7 @@ class RoundingSums(Sums):
     def rounding(self) -> Rounding:
         """The Rounding of all that was added."""
         whole, nonzero = max(self.elements, 1), max(self._nonzero, 1)
-        share = 100 * self._saturated / whole, 100 * self._vanished / nonzero
+        share = 100 * self._saturated / whole, 100 * self._underflows / nonzero
         return Rounding(
             **vars(self.result()), saturated=share[0], underflowed=share[1], worst=self._worst(),
             hidden_nans=self._nans, hidden_infinities=self._infinities,

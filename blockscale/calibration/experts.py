@@ -38,9 +38,9 @@ class Stacked:
 
     def weight(self, places: Mapping[str, Supplied]) -> QWeight | None:
         """The codes of all, as the stack holds them; None where not all of them were chosen."""
-        chosen = [places[each.name].weight for each in self.layers]
-        codes = [each for each in chosen if each is not None]
-        if len(codes) < len(chosen):
+        weights = [places[each.name].weight for each in self.layers]
+        codes = [each for each in weights if each is not None]
+        if len(codes) < len(weights):
             return None
         parameter, fmt, layout = self.plan.parameter, self.plan.format, self.plan.layout
         shape = stored_shape(parameter.shape, layout)
@@ -59,9 +59,9 @@ class Stacked:
         each = [places[first[e].name].input for e in sorted(first)]
         if fmt is None or not each or any(one is None or not one.static for one in each):
             return None
-        made = StackInput(fmt).to(self.plan.parameter.device)
-        made.set_each([one for one in each if one is not None])
-        return made
+        result = StackInput(fmt).to(self.plan.parameter.device)
+        result.set_each([one for one in each if one is not None])
+        return result
 
     def notes(self) -> list[str]:
         """What a user should know of its weights in this format."""
@@ -71,14 +71,14 @@ class Stacked:
 
 
 @contextmanager
-def unstacked(
-    model: nn.Module, planned: Sequence[ParameterPlan | Entry], recipe: Recipe
+def split_stacks(
+    model: nn.Module, decisions: Sequence[ParameterPlan | Entry], recipe: Recipe
 ) -> Iterator[list[Stacked]]:
-    """As long as this lasts, each stack of `planned` is read by the model's code as a view whose
+    """As long as this lasts, each stack of `decisions` is read by the model's code as a view whose
     products are calls of layers; then the parameters are in their places again."""
-    found = list(_stacked(model, planned, recipe))
+    triples = list(_stacked(model, decisions, recipe))
     of_modules: dict[nn.Module, dict[str, Matrices]] = {}
-    for each in found:
+    for each in triples:
         for owner, _, attribute in (name.rpartition(".") for name in each.plan.names):
             of_modules.setdefault(model.get_submodule(owner), {})[attribute] = each.matrices
     before = [
@@ -88,9 +88,9 @@ def unstacked(
     try:
         for module, own in of_modules.items():
             read_as_views(module, own)
-        for each in found:
+        for each in triples:
             each.matrices.home._modules.update(each.matrices.layers)
-        yield found
+        yield triples
     finally:
         for module, kind, parameters, modules in before:
             read_as_before(module, kind)
@@ -104,18 +104,18 @@ _NOT = nn.RNNBase | nn.Sequential | nn.ModuleList | nn.ModuleDict | torch.jit.Sc
 
 
 def _stacked(
-    model: nn.Module, planned: Sequence[ParameterPlan | Entry], recipe: Recipe
+    model: nn.Module, decisions: Sequence[ParameterPlan | Entry], recipe: Recipe
 ) -> Iterator[Stacked]:
-    known, found = stacks(model), []
-    for plan in planned:
+    layouts, triples = stacks(model), []
+    for plan in decisions:
         if not isinstance(plan, ParameterPlan) or plan.parameter.is_meta:
             continue
-        stack, shape = known.get(plan.name, PLAIN), tuple(plan.parameter.shape)
-        turned = of_joined_stack(plan.layout)
-        is_matrix = len(shape) == 2 and max(turned, stack.parts - 1)
+        stack, shape = layouts.get(plan.name, PLAIN), tuple(plan.parameter.shape)
+        transposed = of_joined_stack(plan.layout)
+        is_matrix = len(shape) == 2 and max(transposed, stack.parts - 1)
         if not is_matrix and len(shape) != 3:
             continue
-        count, parts = (turned or stack.parts, 1) if is_matrix else (shape[0], stack.parts)
+        count, parts = (transposed or stack.parts, 1) if is_matrix else (shape[0], stack.parts)
         owner = model.get_submodule(plan.name.rpartition(".")[0])
         if 0 in shape or isinstance(owner, _NOT):
             continue
@@ -125,9 +125,9 @@ def _stacked(
         stored = stored_shape(shape, plan.layout)
         if fmt is None or of_stack(fmt, stored, stack.parts) != plan.format:
             continue
-        found.append((plan, matrices, Scheme(weight=fmt, input=plan.input)))
-    of = {plan.name: matrices for plan, matrices, _ in found}
-    for plan, matrices, scheme in found:
+        triples.append((plan, matrices, Scheme(weight=fmt, input=plan.input)))
+    of = {plan.name: matrices for plan, matrices, _ in triples}
+    for plan, matrices, scheme in triples:
         layers = (
             _layer(matrices, key, scheme, _together(plan, e, of))
             for e, keys in enumerate(matrices.keys)
@@ -180,7 +180,7 @@ def same_modules(before: Mapping[str, nn.Module], model: nn.Module) -> None:
 _NAMED = 8  # experts that are named one by one
 
 
-class Said(NamedTuple):
+class StackNotes(NamedTuple):
     """What is said of one stack."""
 
     details: list[str]
@@ -189,8 +189,8 @@ class Said(NamedTuple):
 
 def tell_lists(session: Session) -> None:
     """Say of the experts of lists of modules, at the first of each list's layers, what they saw."""
-    listed = [plan for plan in session.layers if not hasattr(plan.module, "of_stack")]
-    for some in sets_of(listed).values():
+    in_lists = [plan for plan in session.layers if not hasattr(plan.module, "of_stack")]
+    for some in sets_of(in_lists).values():
         if len(some) > 1:
             details, notes = _coverage(session, some)
             first = some[min(some)].name
@@ -205,35 +205,35 @@ _STREAMED = (
 
 
 def streamed_stacks(
-    model: nn.Module, planned: Sequence[ParameterPlan | Entry]
-) -> dict[str, "Said"]:
+    model: nn.Module, decisions: Sequence[ParameterPlan | Entry]
+) -> dict[str, "StackNotes"]:
     """{stack: what is said of it} where the weights are read block by block."""
-    known = stacks(model)
-    names = [plan.name for plan in planned if isinstance(plan, ParameterPlan)]
-    return {name: Said([_STREAMED], []) for name in names if name in known}
+    layouts = stacks(model)
+    names = [plan.name for plan in decisions if isinstance(plan, ParameterPlan)]
+    return {name: StackNotes([_STREAMED], []) for name in names if name in layouts}
 
 
-def stacks_of(session: Session, stacks: Sequence[Stacked]) -> dict[str, Said]:
+def stacks_of(session: Session, stacks: Sequence[Stacked]) -> dict[str, StackNotes]:
     """Put the codes of stacks together, into `session.made`; {stack: what is said of it}.
 
     Afterwards the session knows nothing of the layers that their matrices were.
     """
-    told = {stack.plan.name: _of_stack(session, stack) for stack in stacks}
-    gone = {plan.name for stack in stacks for plan in stack.layers}
-    for known in (session.places, session.details, session.notes, session.named):
-        for name in gone:
-            del known[name]
-    session.layers = [plan for plan in session.layers if plan.name not in gone]
+    notes = {stack.plan.name: _of_stack(session, stack) for stack in stacks}
+    names = {plan.name for stack in stacks for plan in stack.layers}
+    for entries in (session.places, session.details, session.notes, session.by_name):
+        for name in names:
+            del entries[name]
+    session.layers = [plan for plan in session.layers if plan.name not in names]
     if session.coverage is not None:
         layers = session.coverage.layers
-        session.coverage.layers = {n: seen for n, seen in layers.items() if n not in gone}
-    return told
+        session.coverage.layers = {n: counts for n, counts in layers.items() if n not in names}
+    return notes
 
 
-def _of_stack(session: Session, stack: Stacked) -> Said:
+def _of_stack(session: Session, stack: Stacked) -> StackNotes:
     if not any(session.tokens.get(plan.name) for plan in stack.layers) and stack.matrices.unseen:
         how = ", ".join(sorted(stack.matrices.unseen))
-        return Said(
+        return StackNotes(
             [f"plain rounding: its products are not seen (the model reads its floats: {how}); "
              "make it call F.linear, matmul or grouped_mm with one expert, or all"], []
         )  # fmt: skip
@@ -243,7 +243,7 @@ def _of_stack(session: Session, stack: Stacked) -> Said:
     details = _alike(numbers, session.details)
     notes = _alike(numbers, session.notes)
     first = next(iter(sets_of(stack.layers).values()))
-    seen, few = _coverage(session, first)
+    more, few = _coverage(session, first)
     notes = [note for note in notes if "saw no data in" not in note]
     if static is not None:
         session.places[stack.plan.name] = Supplied(input=static)
@@ -252,16 +252,16 @@ def _of_stack(session: Session, stack: Stacked) -> Said:
     if weight is None:
         details = ["plain rounding", *details]
     else:
-        session.made[stack.plan.name] = weight
+        session.weights[stack.plan.name] = weight
         notes += stack.notes()
-    return Said([*details, *seen], [*few, *notes])
+    return StackNotes([*details, *more], [*few, *notes])
 
 
-def _alike(numbers: Mapping[str, int], said: Mapping[str, list[str]]) -> list[str]:
+def _alike(numbers: Mapping[str, int], lines: Mapping[str, list[str]]) -> list[str]:
     """What is said of matrices, each sentence once: of all, or of which."""
     who: dict[str, list[int]] = {}
     for name, number in numbers.items():
-        for each in said[name]:
+        for each in lines[name]:
             who.setdefault(each, []).append(number)
     every = set(numbers.values())
     return [
@@ -272,22 +272,24 @@ def _alike(numbers: Mapping[str, int], said: Mapping[str, list[str]]) -> list[st
 
 def _coverage(session: Session, some: Mapping[int, Plan]) -> tuple[list[str], list[str]]:
     """Of the experts of one set: details and notes."""
-    seen = {e: session.tokens[plan.name] for e, plan in some.items() if plan.name in session.tokens}
-    if not seen:
+    tokens = {
+        e: session.tokens[plan.name] for e, plan in some.items() if plan.name in session.tokens
+    }
+    if not tokens:
         return [], []
-    counts = sorted(seen.values())
+    counts = sorted(tokens.values())
     details = [
         f"tokens per expert: least {counts[0]}, median {median(counts):g}, most {counts[-1]}"
     ]
     notes: list[str] = []
     if session.mixing.every:
         details.append(TOLD)
-    if nothing := [e for e, count in seen.items() if not count]:
+    if nothing := [e for e, count in tokens.items() if not count]:
         notes.append(f"{_experts(nothing)} of {len(some)} saw no token")
     mixing = session.mixing
-    filled = {e: mixing.own[plan.name] for e, plan in some.items() if plan.name in mixing.own}
-    if filled:
-        few = [f"{e} ({count})" for e, count in filled.items()]
+    mixes = {e: mixing.own[plan.name] for e, plan in some.items() if plan.name in mixing.own}
+    if mixes:
+        few = [f"{e} ({count})" for e, count in mixes.items()]
         details.append(
             f"{_experts(few)} of {len(some)} saw fewer than {mixing.minimum} tokens: their "
             f"statistics are filled up to as many with those of all experts"

@@ -33,7 +33,7 @@ class NotWalkableError(AgreedError):
 
 
 @contextmanager
-def stubbed(blocks: Mapping[nn.Module, int], enter: Enter) -> Iterator[None]:
+def stubs(blocks: Mapping[nn.Module, int], enter: Enter) -> Iterator[None]:
     """Every call of a block is `enter(number, args, kwargs)`, as long as this lasts.
 
     A block gets a class that derives from its own, so that attributes and isinstance are as they
@@ -80,7 +80,7 @@ def find_blocks(
     matches nothing, or blocks inside of each other.
     """
     names = {plan.name: plan for plan in plans}
-    result = _matching(model, pattern) if pattern is not None else _repeated(model, names)
+    result = _matching(model, pattern) if pattern is not None else _repetitions(model, names)
     blocks, values = [], set()
     for chain, name in result:
         inside = [p for p in plans if p.name not in values and any(_in(n, name) for n in p.names)]
@@ -108,7 +108,7 @@ def _matching(model: nn.Module, pattern: str) -> list[tuple[str, str]]:
     return results
 
 
-def _repeated(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]:
+def _repetitions(model: nn.Module, names: dict[str, Plan]) -> list[tuple[str, str]]:
     results: list[tuple[str, str]] = []
     for chain, module in model.named_modules():
         if any(_in(chain, block) or chain == block for _, block in results):

@@ -111,8 +111,8 @@ class Histogram(Observer):
     def __init__(self, fmt: str | Format, weighted: bool = False):
         super().__init__(fmt)
         form = self.format
-        directed = form.rounding in ("up", "down")
-        self.sides = 1 + (form.wide or not form.element.signed or directed)
+        is_directed = form.rounding in ("up", "down")
+        self.sides = 1 + (form.wide or not form.element.signed or is_directed)
         self.weighted = weighted
         self._statistic("top", "max", dtype=torch.int32)
         self._statistic("counts", "sum", self.sides, BINS, dtype=torch.int64)
@@ -162,11 +162,11 @@ class Histogram(Observer):
 
     def _grow(self, top: Tensor) -> None:
         """Make the top octave at least `top` [scale's shape]: low octaves fall into bin 0."""
-        moved = (top - self.top).clamp(min=0) << _BITS
-        if not bool(moved.any()):
+        shift = (top - self.top).clamp(min=0) << _BITS
+        if not bool(shift.any()):
             return
         self.top = torch.maximum(self.top, top)
-        place = torch.arange(BINS, device=top.device) - moved[..., None, None]
+        place = torch.arange(BINS, device=top.device) - shift[..., None, None]
         place = place.clamp(min=0).expand(self.counts.shape)
         for name in ("counts", "sums")[: 1 + self.weighted]:
             old = self.get_buffer(name)
@@ -183,7 +183,7 @@ class Histogram(Observer):
         value[:, 0] = 0.0
         mass = (self.sums if self.weighted else self.counts).double().view(-1, self.sides, BINS)
         place = torch.arange(BINS, device=edges.device)
-        low, high = (end.view(-1, 1) for end in self.seen())
+        low, high = (end.view(-1, 1) for end in self.extremes())
         if signed and self.sides == 2:
             value = torch.cat([-value.flip(-1), value], -1)
             width = torch.cat([width.flip(-1), width], -1)

@@ -56,7 +56,7 @@ def rows_of(
         transposed = inputs_first(plan.layout)
         for one in x if x.ndim == plan.parameter.ndim else x[None]:
             wide, conv = one.to(torch.float32), plan.module
-            rows = _reaching_outputs(conv, wide, size) if transposed else _seen(conv, wide)
+            rows = _reaching_outputs(conv, wide, size) if transposed else _patches(conv, wide)
             yield from rows.split(PIECE)
     else:
         for piece in x.reshape(-1, k).split(PIECE):
@@ -71,7 +71,7 @@ def _through(plan: Plan, before: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def _seen(conv: Any, x: Tensor) -> Tensor:
+def _patches(conv: Any, x: Tensor) -> Tensor:
     """x [channels, *size] -> what a convolution's kernel sees [places, prod(kernel) * channels]."""
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
     x = F.pad(x[None], list(conv._reversed_padding_repeated_twice), mode)  # PyTorch's own, any mode
@@ -86,13 +86,13 @@ def _reaching_outputs(conv: Any, x: Tensor, size: Sequence[int]) -> Tensor:
     size: of its output [..., *size], perhaps with batch and channels; empty for the usual one.
     """
     dims = len(conv.kernel_size)
-    spread = [(n - 1) * s + 1 for n, s in zip(x.shape[1:], conv.stride, strict=True)]
+    extents = [(n - 1) * s + 1 for n, s in zip(x.shape[1:], conv.stride, strict=True)]
     spans = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    parts = zip(spread, spans, conv.padding, conv.output_padding, strict=True)
+    parts = zip(extents, spans, conv.padding, conv.output_padding, strict=True)
     usual = [n + span - 2 * p + more for n, span, p, more in parts]
-    apart = x.new_zeros(x.shape[0], *spread)
+    apart = x.new_zeros(x.shape[0], *extents)
     apart[(slice(None), *(slice(None, None, s) for s in conv.stride))] = x
-    ends = zip(spread, spans, conv.padding, size[-dims:] or usual, strict=True)
+    ends = zip(extents, spans, conv.padding, size[-dims:] or usual, strict=True)
     around = [(span - p, target - n + p) for n, span, p, target in ends]  # below 0: cut off
     padded = F.pad(apart, [edge for pair in reversed(around) for edge in pair])
     rows = _windows(padded, conv.kernel_size, (1,) * dims, conv.dilation)
@@ -112,7 +112,7 @@ def _windows(
 Size = tuple[int, ...]
 
 
-def sized(add: Callable[[Tensor, Size], None]) -> Callback:
+def with_size(add: Callable[[Tensor, Size], None]) -> Callback:
     """A callback that tells only the size of what a layer gave."""
 
     def call(x: Tensor, y: Any) -> None:

@@ -32,8 +32,8 @@ from blockscale.calibration.session import (
     static_parts,
     takes_transform,
 )
-from blockscale.calibration.walk.resume import Finished, digests_of, told_apart
-from blockscale.calibration.walk.schedule import choose_whole, learns_whole, walked
+from blockscale.calibration.walk.resume import FinishedBlocks, digests_of, told_apart
+from blockscale.calibration.walk.schedule import choose_whole, learns_whole, walk_chains
 from blockscale.calibration.walk.weights import Options, Settler
 from blockscale.core.presets import Calibration, closest_preset, presets
 from blockscale.core.recipe import Recipe
@@ -62,13 +62,13 @@ class Data(NamedTuple):
     every: bool = False  # whether all experts see all tokens (mixing.all_tokens)
 
 
-def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
+def choose(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data: Data) -> Session:
     """All that can be learned from batches for these plans; the model is as it was.
 
     Raises as `calibrate`.
     """
     padding = Padding(data.padding, model)
-    told = listener(data.progress)
+    bar = listener(data.progress)
     layers = [plan for plan in plans if isinstance(plan, Plan)]
     try:
         steps = _Steps(model, plans, methods, data.budget, sequential=bool(data.sequential))
@@ -81,21 +81,21 @@ def chosen(model: nn.Module, plans: Sequence[Decision], methods: "Methods", data
             data = data._replace(batches=batches)
             for batch in batches:
                 padding.count(batch)
-            options = Options(data.sequential, data.budget, told, data.settler, seed=data.seed or 0)
+            options = Options(data.sequential, data.budget, bar, data.settler, seed=data.seed or 0)
             if data.resume is not None:
                 options = options._replace(
-                    finished=_finished(data, layers, blocks, methods, padding)
+                    finished_blocks=_finished_blocks(data, layers, blocks, methods, padding)
                 )
             whole = learns_whole(methods.algorithm, options)
-            session, why = walked(begin, blocks, batches, methods, options)
+            session, why = walk_chains(begin, blocks, batches, methods, options)
             if session is not None and whole:
                 choose_whole(session, methods.algorithm, batches, options)
         if session is None:
             _refuse(data, why)
-            padding.left = padding.tokens = 0
-            session = _in_passes(begin, methods, data, steps, told)
+            padding.left_out = padding.tokens = 0
+            session = _in_passes(begin, methods, data, steps, bar)
     finally:
-        told.close()
+        bar.close()
     if layers and (blocks or steps.passes[0] > _MANY):
         session.details[layers[0].name] += why
     if layers:
@@ -111,20 +111,20 @@ def _session(
     padding: Padding,
     source: Batches | None = None,
 ) -> Session:
-    session = Session(model, plans, source, strict=data.strict, observed=True, ranks=data.ranks)
+    session = Session(model, plans, source, strict=data.strict, by_observers=True, ranks=data.ranks)
     session.padding = padding
     session.mixing = Mixing(session.layers, data.minimum, every=data.every)
     session.deal(session.layers)
     return session
 
 
-def _finished(
+def _finished_blocks(
     data: Data,
     layers: Sequence[Plan],
     blocks: Sequence[LayerBlock],
     methods: "Methods",
     padding: Padding,
-) -> Finished:
+) -> FinishedBlocks:
     """What an earlier run has finished. Raises ResumeError where that was another."""
     names = [block.name for block in blocks]
     assert data.resume is not None
@@ -132,19 +132,19 @@ def _finished(
     batches = digests_of(cast("list[Any]", data.batches), ranks)
     draws = callable(getattr(methods.algorithm, "quantize_block", None))
     seeds = [data.seed] if draws and data.seed else []  # 0 is what None is
-    without = sum(ranks.together(lambda: padding.left))
+    without = sum(ranks.together(lambda: padding.left_out))
     more = [f"{without} padding tokens left out"] if without else []
     mixed = ALL if data.every else data.minimum
     more += [f"experts {mixed}"] if any(place_of(plan) for plan in layers) else []
     more += ["in a group"] if draws and not ranks.alone else []  # which has bits of its own
     run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *more)
-    return Finished(data.resume, run, ranks)
+    return FinishedBlocks(data.resume, run, ranks)
 
 
 def _refuse(data: Data, why: Sequence[str]) -> None:
     """Raise ValueError for what is only done block by block."""
-    for option, given in (("resume", data.resume), ("source", data.settler)):
-        if given is not None:
+    for option, value in (("resume", data.resume), ("source", data.settler)):
+        if value is not None:
             raise ValueError(
                 f"{option} needs a model that can be calibrated block by block: {why[0]}"
             )
@@ -157,8 +157,8 @@ def _blocks(
     by_block = callable(getattr(methods.algorithm, "quantize_block", None))
     if data.sequential and getattr(methods.algorithm, "needs_drift", False):
         by_block = True  # only a walk runs the float model beside the quantized one
-    needed = by_block or steps.passes[0] > 1 or data.resume is not None or data.settler is not None
-    if by_block or (needed and data.blocks is not False):
+    by_walk = by_block or steps.passes[0] > 1 or data.resume is not None or data.settler is not None
+    if by_block or (by_walk and data.blocks is not False):
         return blocks_of(model, layers, data.blocks, by_block=by_block)
     return []
 
@@ -168,17 +168,17 @@ def _in_passes(
     methods: "Methods",
     data: Data,
     steps: "_Steps",
-    told: Progress,
+    bar: Progress,
 ) -> Session:
     """What is learned while the whole model runs, as often as there are groups of layers."""
-    source = Batches(data.batches, *steps.passes, told)
+    source = Batches(data.batches, *steps.passes, bar)
     session = begin(source=source)
     with inference(session.model):
         choose_before(session, methods.transform, steps.to_transform)
         for group in steps.to_observe:
             callbacks, observers = session.observing(group, methods.observer)
             session.run(callbacks)
-            share(session, [plan for plan, _ in group], partial(session.observed, observers))
+            share(session, [plan for plan, _ in group], partial(session.use_observers, observers))
         algorithm = cast("WeightAlgorithm | None", methods.algorithm)
         choose_weights(session, algorithm, steps.to_weigh, sequential=bool(data.sequential))
     return session
@@ -228,14 +228,16 @@ def read_methods(
     if weight == AUTO:
         recipe, weight = _with_closest(recipe), None
     own = recipe.calibration
-    given = {"weight": weight, "transform": transform, "observer": observer, "bias": bias}
+    arguments = {"weight": weight, "transform": transform, "observer": observer, "bias": bias}
     if own is None:
         return recipe, Methods.read(observer or DEFAULT, weight or "absmax", transform)
-    done = {part: getattr(own, part) if each is None else each for part, each in given.items()}
+    parts = {part: getattr(own, part) if each is None else each for part, each in arguments.items()}
     methods = Methods.read(
-        done["observer"] or DEFAULT, done["weight"] or "absmax", done["transform"]
+        parts["observer"] or DEFAULT,
+        parts["weight"] or "absmax",
+        parts["transform"],
     )
-    names = {part: _name_of(each) for part, each in done.items()}
+    names = {part: _name_of(each) for part, each in parts.items()}
     return replace(recipe, calibration=Calibration(**names)), methods
 
 

@@ -52,7 +52,7 @@ class Matrices:
 
     def read(self) -> Tensor:
         """What the model's code gets for the parameter."""
-        return StackView.of(self.parameter, self, None, turned=self.transposed)
+        return StackView.of(self.parameter, self, None, transposed=self.transposed)
 
     def product(self, e: int, x: Tensor) -> Tensor:
         """x [..., k] -> x @ matrix e [n, k] transposed, by its layers; without rows, of none."""
@@ -131,21 +131,21 @@ def read_as_before(module: nn.Module, kind: type[nn.Module]) -> None:
 class StackView(Tensor):
     """The floats of a stack, or of some of its matrices, that know which these are.
 
-    chosen: None for the whole stack, the number of one matrix, or numbers [S] of several
-    turned: whether its last dimensions are [k, n], for x @ view, and not [n, k]
+    choice: None for the whole stack, the number of one matrix, or numbers [S] of several
+    transposed: whether its last dimensions are [k, n], for x @ view, and not [n, k]
     """
 
     stack: Matrices
-    chosen: int | Tensor | None
-    turned: bool
+    choice: int | Tensor | None
+    transposed: bool
 
     @classmethod
     def of(
-        cls, floats: Tensor, stack: Matrices, choice: int | Tensor | None, *, turned: bool
+        cls, floats: Tensor, stack: Matrices, choice: int | Tensor | None, *, transposed: bool
     ) -> "StackView":
         """A view with these floats."""
         view: StackView = floats.as_subclass(cls)
-        view.stack, view.chosen, view.turned = stack, choice, turned
+        view.stack, view.choice, view.transposed = stack, choice, transposed
         return view
 
     def floats(self) -> Tensor:
@@ -188,26 +188,26 @@ def _name(func: Any) -> str:
 
 
 def _linear(x: Any, weight: Any, bias: Tensor | None = None) -> Any:
-    if not isinstance(weight, StackView) or weight.turned or not isinstance(weight.chosen, int):
+    if not isinstance(weight, StackView) or weight.transposed or not isinstance(weight.choice, int):
         return NotImplemented
-    y = weight.stack.product(weight.chosen, x)
+    y = weight.stack.product(weight.choice, x)
     return y if bias is None else y + bias
 
 
 def _matmul(a: Any, b: Any) -> Any:
     if isinstance(a, StackView):
-        if isinstance(b, StackView) or a.turned:
+        if isinstance(b, StackView) or a.transposed:
             return NotImplemented
         if b.ndim == 1:
             return _times(b, a)
         y = _times(b.mT, a)
         return y if y is NotImplemented else y.mT
-    return _times(a, b) if b.turned else NotImplemented
+    return _times(a, b) if b.transposed else NotImplemented
 
 
 def _times(x: Tensor, view: StackView) -> Any:
     """x [..., k] times what is chosen."""
-    choice, stack = view.chosen, view.stack
+    choice, stack = view.choice, view.stack
     if isinstance(choice, int):
         return stack.product(choice, x)
     if x.ndim != 3 or view.ndim != 3:
@@ -217,12 +217,12 @@ def _times(x: Tensor, view: StackView) -> Any:
     return stack.product_of_each(x, choice.tolist())
 
 
-def _reversed(a: Any, b: Any) -> Any:
+def _refuse_reverse(a: Any, b: Any) -> Any:
     return _matmul(b, a)
 
 
 def _grouped(x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    is_known = isinstance(weight, StackView) and weight.turned and weight.chosen is None
+    is_known = isinstance(weight, StackView) and weight.transposed and weight.choice is None
     if not is_known or offs is None or x.ndim != 2 or bias is not None:
         return NotImplemented
     y = weight.stack.sorted_product(x, offs.tolist())
@@ -230,17 +230,17 @@ def _grouped(x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype:
 
 
 def _item(view: Any, index: Any) -> Any:
-    if not isinstance(view, StackView) or view.chosen is not None or view.ndim != 3:
+    if not isinstance(view, StackView) or view.choice is not None or view.ndim != 3:
         return NotImplemented
     if isinstance(index, Tensor) and not index.is_floating_point() and index.dtype != torch.bool:
         if index.ndim == 0:
             index = int(index)
         elif index.ndim == 1:
-            return StackView.of(view.floats()[index], view.stack, index, turned=view.turned)
+            return StackView.of(view.floats()[index], view.stack, index, transposed=view.transposed)
     if not isinstance(index, int) or isinstance(index, bool):
         return NotImplemented
     number = range(len(view.stack.keys))[index]
-    return StackView.of(view.floats()[index], view.stack, number, turned=view.turned)
+    return StackView.of(view.floats()[index], view.stack, number, transposed=view.transposed)
 
 
 def _select(view: Any, dim: int, index: int) -> Any:
@@ -248,7 +248,7 @@ def _select(view: Any, dim: int, index: int) -> Any:
 
 
 def _unbind(view: Any, dim: int = 0) -> Any:
-    if dim or view.ndim != 3 or view.chosen is not None:
+    if dim or view.ndim != 3 or view.choice is not None:
         return NotImplemented
     return tuple(_item(view, e) for e in range(len(view)))
 
@@ -262,7 +262,7 @@ def _transpose(view: Any, first: int = -2, second: int = -1) -> Any:
     rank = view.ndim
     if {first % rank, second % rank} != {rank - 2, rank - 1} or _as_rows(view):
         return NotImplemented
-    return StackView.of(view.floats().mT, view.stack, view.chosen, turned=not view.turned)
+    return StackView.of(view.floats().mT, view.stack, view.choice, transposed=not view.transposed)
 
 
 def _t(view: Any) -> Any:
@@ -284,19 +284,19 @@ def _view(view: Any, *shape: Any) -> Any:
     count = len(stack.keys)
     matrix = (count, stack.parameter.shape[-2] // count, view.shape[-1])
     if floats.shape == view.shape or (_as_rows(view) and tuple(floats.shape) == matrix):
-        return StackView.of(floats, stack, view.chosen, turned=view.turned)
+        return StackView.of(floats, stack, view.choice, transposed=view.transposed)
     return NotImplemented
 
 
 def _same(view: Any, *args: Any, **kwargs: Any) -> Any:
     """`contiguous`, `to`, `float`: the view where it keeps its dtype and its place."""
     del args, kwargs
-    return StackView.of(view.floats(), view.stack, view.chosen, turned=view.turned)
+    return StackView.of(view.floats(), view.stack, view.choice, transposed=view.transposed)
 
 
 def _as_rows(view: Any) -> bool:
     """Whether it is a whole stack [E * n, k]."""
-    return view.chosen is None and view.ndim == 2
+    return view.choice is None and view.ndim == 2
 
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
@@ -305,7 +305,7 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "mm": _matmul,
     "bmm": _matmul,
     "__matmul__": _matmul,
-    "__rmatmul__": _reversed,
+    "__rmatmul__": _refuse_reverse,
     "grouped_mm": _grouped,
     "_grouped_mm": _grouped,
     "grouped_mm_fallback": _grouped,

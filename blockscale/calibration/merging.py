@@ -193,12 +193,12 @@ class MergeableStatistics(Buffers):
 def _reduced(part: Tensor, how: str, group: dist.ProcessGroup | None) -> Tensor:
     """One tensor of every process -> what they merge to, in every process."""
     if how == "join":
-        return _joined(part, group)
+        return _join(part, group)
     total = part.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, getattr(dist.ReduceOp, how.upper()), group)
     return total
 
 
-def _joined(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _join(part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """[n] of every process, n not the same in all -> [sum of n], in the order of the processes."""
     return torch.cat(gather_messages(part, group))

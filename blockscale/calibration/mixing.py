@@ -35,8 +35,8 @@ def place_of(plan: Plan) -> tuple[str, int] | None:
         matrices, number = of_stack
         part = plan.name.rpartition("[")[2] if len(matrices.keys[number]) > 1 else ""
         return f"{matrices.name}[{part}", number
-    found = _LISTED.fullmatch(plan.name)
-    return None if found is None else (f"{found[1]}.*.{found[3]}", int(found[2]))
+    match = _LISTED.fullmatch(plan.name)
+    return None if match is None else (f"{match[1]}.*.{match[3]}", int(match[2]))
 
 
 def sets_of(plans: Sequence[Plan]) -> dict[str, dict[int, Plan]]:
@@ -79,18 +79,18 @@ class Mixing:
     def mixed(self, collectors: Mapping[str, GramCollector]) -> dict[str, Tensor]:
         """X^T X / rows [k, k] float64 of each layer that saw rows, or is filled up with others'."""
         wholes: dict[str, GramCollector] = {}
-        found: dict[str, Tensor] = {}
+        grams: dict[str, Tensor] = {}
         for name, own in collectors.items():
             part_of = self.sets.get(name)
             if part_of is not None and own.rows < self.minimum:
                 if part_of not in wholes:
                     wholes[part_of] = self._whole(part_of, collectors)
                 if wholes[part_of].rows:
-                    found[name] = self._filled(own, wholes[part_of])
+                    grams[name] = self._fill(own, wholes[part_of])
                     self.own[name] = own.rows
             elif own.rows:
-                found[name] = own.result()
-        return found
+                grams[name] = own.result()
+        return grams
 
     def _whole(self, name: str, collectors: Mapping[str, GramCollector]) -> GramCollector:
         """The sums of all experts of a set, in an order that does not depend on their numbers."""
@@ -103,7 +103,7 @@ class Mixing:
             whole.rows += each.rows
         return whole
 
-    def _filled(self, own: GramCollector, whole: GramCollector) -> Tensor:
+    def _fill(self, own: GramCollector, whole: GramCollector) -> Tensor:
         more = (self.minimum - own.rows) / whole.rows
         return (own.sum + more * whole.sum) / self.minimum
 
@@ -144,14 +144,14 @@ def _fingerprint(matrix: Tensor) -> tuple[float, ...]:
 _PIECE = 1024  # rows whose distances from all others are held at one time
 
 
-def matched(x: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows x [a, k] and `wanted` [b, k] of two models -> those of the same tokens, side by side.
+def match_rows(x: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows x [a, k] and `expected` [b, k] of two models -> those of the same tokens, side by side.
 
     Routers of two models send a few tokens elsewhere, so that calls of one expert differ in rows.
     Two rows are of one token if each is the other's nearest, and nearer than the second is to 0;
     they come in the order of x. Rows with NaN match none.
     """
-    a, b = x.reshape(-1, x.shape[-1]), wanted.reshape(-1, wanted.shape[-1])
+    a, b = x.reshape(-1, x.shape[-1]), expected.reshape(-1, expected.shape[-1])
     if not len(a) or not len(b):
         return a[:0], b[:0]
     wide = b.double()
@@ -214,7 +214,7 @@ def _mixtures(
     model: nn.Module, plans: Sequence[Plan]
 ) -> dict[nn.Module, tuple[list[nn.Module], Call]]:
     """{a module whose calls are looked at: its experts' layers, and how all are called}."""
-    found: dict[nn.Module, tuple[list[nn.Module], Call]] = {}
+    mixtures: dict[nn.Module, tuple[list[nn.Module], Call]] = {}
     lists: dict[str, dict[int, None]] = {}
     for plan in plans:
         of_stack = getattr(plan.module, "of_stack", None)
@@ -222,13 +222,13 @@ def _mixtures(
             matrices, _ = of_stack
             name = matrices.name.rpartition(".")[0]
             call = _calling_stack(name, len(matrices.keys))
-            found.setdefault(matrices.home, ([], call))[0].append(plan.module)
-        elif listed := _LISTED.fullmatch(plan.name):
-            lists.setdefault(listed[1], {})[int(listed[2])] = None
-            owner = model.get_submodule(listed[1].rpartition(".")[0])
-            call = _calling_list(model, listed[1], lists[listed[1]])
-            found.setdefault(owner, ([], call))[0].append(plan.module)
-    return found
+            mixtures.setdefault(matrices.home, ([], call))[0].append(plan.module)
+        elif match := _LISTED.fullmatch(plan.name):
+            lists.setdefault(match[1], {})[int(match[2])] = None
+            owner = model.get_submodule(match[1].rpartition(".")[0])
+            call = _calling_list(model, match[1], lists[match[1]])
+            mixtures.setdefault(owner, ([], call))[0].append(plan.module)
+    return mixtures
 
 
 def _listen(stack: ExitStack, module: nn.Module, layers: list[nn.Module], call: Call) -> None:
@@ -258,22 +258,22 @@ def _calling_stack(name: str, count: int) -> Call:
     """A module of stacks that is told of each row which experts it goes to, and by what weights."""
 
     def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [*args, *kwargs.values()]
-        chosen = [i for i, each in enumerate(given) if _numbers(each)]
-        if len(chosen) != 1:
+        inputs = [*args, *kwargs.values()]
+        numbered = [i for i, each in enumerate(inputs) if _numbers(each)]
+        if len(numbered) != 1:
             raise ValueError(_cannot(name, "it is not told which experts each row goes to"))
-        index = given[chosen[0]]
+        index = inputs[numbered[0]]
         weights = [
-            i for i, each in enumerate(given)
+            i for i, each in enumerate(inputs)
             if isinstance(each, Tensor) and each.shape == index.shape and each.is_floating_point()
         ]  # fmt: skip
         if len(weights) != 1:
             raise ValueError(_cannot(name, "the weights of its rows' experts are not among them"))
         every = torch.arange(count, device=index.device, dtype=index.dtype)
-        given[chosen[0]] = every.expand(len(index), count).contiguous()
-        given[weights[0]] = torch.ones_like(given[weights[0]][:1, :1]).repeat(len(index), count)
-        known = dict(zip(kwargs, given[len(args) :], strict=True))
-        module.forward(*given[: len(args)], **known)
+        inputs[numbered[0]] = every.expand(len(index), count).contiguous()
+        inputs[weights[0]] = torch.ones_like(inputs[weights[0]][:1, :1]).repeat(len(index), count)
+        by_name = dict(zip(kwargs, inputs[len(args) :], strict=True))
+        module.forward(*inputs[: len(args)], **by_name)
 
     return call
 
@@ -296,8 +296,8 @@ def _calling_list(model: nn.Module, name: str, numbers: dict[int, None]) -> Call
             try:
                 model.get_submodule(f"{name}.{number}")(rows)
             except (TypeError, RuntimeError, ValueError) as error:
-                told = f"expert {number} does not take its mixture's rows ({error})"
-                raise ValueError(_cannot(name, told)) from error
+                why = f"expert {number} does not take its mixture's rows ({error})"
+                raise ValueError(_cannot(name, why)) from error
 
     return call
 

@@ -83,7 +83,7 @@ class Observer(MergeableStatistics):
 
         Raises TypeError for other dtypes, ValueError for a shape or a weight that does not fit.
         """
-        with _kept(x.numel()):
+        with _with_subnormals(x.numel()):
             self._observe(x.detach(), None if weight is None else weight.detach())
 
     def _observe(self, x: Tensor, weight: Tensor | None) -> None:
@@ -158,15 +158,15 @@ class Observer(MergeableStatistics):
         """
         if self.finite == 0:
             raise ValueError(f"{self.name!r} ({self.fmt}) saw no data: {self.describe()}")
-        with _kept():
+        with _with_subnormals():
             low, high = self._choose()
         return Ranges(low, high, torch.zeros_like(low, dtype=torch.bool))
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         """The chosen low and high, once there is data."""
-        return self.seen()
+        return self.extremes()
 
-    def seen(self) -> tuple[Tensor, Tensor]:
+    def extremes(self) -> tuple[Tensor, Tensor]:
         """The smallest and largest value of each block [scale's shape]; 0 where it saw nothing."""
         none = self.low > self.high
         return self.low.masked_fill(none, 0.0), self.high.masked_fill(none, 0.0)
@@ -174,11 +174,11 @@ class Observer(MergeableStatistics):
     def qparams(self) -> QParams:
         """The stored scale, its outer scale and the zero point. Raises as `range`."""
         result = self.range()
-        with _kept():
+        with _with_subnormals():
             return reference.qparams_from_range(*result, self.format)
 
 
-def _kept(*elements: int) -> AbstractContextManager[None]:
+def _with_subnormals(*elements: int) -> AbstractContextManager[None]:
     """Subnormals are kept; under a compiler, which has its own arithmetic, nothing is done."""
     return nullcontext() if torch.compiler.is_compiling() else subnormals_kept(*elements)
 

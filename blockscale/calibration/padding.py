@@ -43,7 +43,7 @@ class Padding:
                 f"to leave nothing out, found {key!r}"
             )
         self.key = key or None
-        self.left = self.tokens = 0  # of the batches that were counted
+        self.left_out = self.tokens = 0  # of the batches that were counted
         self.odd = ""  # why a mask was not used
         self.unfit: dict[str, str] = {}  # layers whose inputs are not told apart, and how they are
         self._inside = _encoder_of(model)
@@ -67,7 +67,7 @@ class Padding:
     def count(self, batch: Any) -> None:
         """Take account of a batch."""
         mask = self.mask_of(batch)
-        self.left += 0 if mask is None else int((~mask).sum())
+        self.left_out += 0 if mask is None else int((~mask).sum())
         own = batch.get(self.key) if isinstance(batch, Mapping) else None
         self.tokens += own.numel() if isinstance(own, Tensor) else 0
 
@@ -104,11 +104,11 @@ class Padding:
 
     def _without(self, x: Tensor, mask: Tensor) -> Tensor:
         """x [batch, tokens, ...] -> its rows; the same tensor for layers side by side."""
-        of, changed, by, rows = self._last
+        of, version, by, rows = self._last
         if x.is_inference():  # nobody could tell whether it was changed
             tensor: Tensor = _rows(x, mask)
             return tensor
-        if of() is not x or changed != x._version or by is not mask:
+        if of() is not x or version != x._version or by is not mask:
             rows = _rows(x, mask)
             self._last = weakref.ref(x), x._version, mask, rows
         assert isinstance(rows, Tensor)
@@ -124,14 +124,14 @@ class Padding:
 
     def merge(self, ranks: Ranks) -> None:
         """Take account of the batches of all processes."""
-        every = ranks.together(lambda: (self.left, self.tokens, self.odd))
-        self.left, self.tokens = sum(e[0] for e in every), sum(e[1] for e in every)
+        every = ranks.together(lambda: (self.left_out, self.tokens, self.odd))
+        self.left_out, self.tokens = sum(e[0] for e in every), sum(e[1] for e in every)
         self.odd = next((odd for *_, odd in every if odd), "")
 
     def notes(self) -> list[str]:
         """What the ledger is to say of all batches: how much was left out, or why nothing was."""
-        if self.left:
-            return [f"padding left out: {self.left} of {self.tokens} tokens by {self.key}"]
+        if self.left_out:
+            return [f"padding left out: {self.left_out} of {self.tokens} tokens by {self.key}"]
         if self.odd:
             return [f"padding, if any, was not left out: {self.odd}"]
         if self.key not in (None, MASK) and not self.tokens:

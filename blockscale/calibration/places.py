@@ -24,7 +24,7 @@ Chosen = tuple[QTensor, list[str]]  # codes, and notes
 
 def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
     """All that was chosen for a layer: tensors by name, and what JSON holds."""
-    place, held = session.places[plan.name], dict[str, Tensor]()
+    place, tensors = session.places[plan.name], dict[str, Tensor]()
     about: Told = {
         "details": session.details[plan.name], "notes": session.notes[plan.name],
         "tokens": session.tokens.get(plan.name), "own": session.mixing.own.get(plan.name),
@@ -32,14 +32,14 @@ def packed(plan: Plan, session: Session) -> tuple[dict[str, Tensor], Told]:
     }  # fmt: skip
     if place.weight is not None:
         about["size"] = place.weight.size
-        held |= _named(f"{plan.name}.weight", tensors_of(place.weight))
+        tensors |= _with_prefix(f"{plan.name}.weight", tensors_of(place.weight))
     if place.before is not None:
         about |= {"before": place.before.fmt, "features": place.before.features}
-        held |= _named(f"{plan.name}.before", dict(place.before.named_buffers()))
+        tensors |= _with_prefix(f"{plan.name}.before", dict(place.before.named_buffers()))
     for part in ("input", "output"):
         if (quantizer := getattr(place, part)) is not None:
-            held |= _named(f"{plan.name}.{part}", dict(quantizer.named_buffers()))
-    return held, about
+            tensors |= _with_prefix(f"{plan.name}.{part}", dict(quantizer.named_buffers()))
+    return tensors, about
 
 
 def unpack(plan: Plan, session: Session, tensors: Mapping[str, Tensor], about: Told) -> None:
@@ -81,7 +81,7 @@ def share_codes(
     """
     if ranks.alone:
         return dict(choose())
-    result = ranks.spread(
+    result = ranks.share_bytes(
         lambda: {name: codes_to_bytes(chosen) for name, chosen in choose().items()}
     )
     return {plan.name: codes_from_bytes(result[plan.name], plan) for plan in plans}
@@ -95,8 +95,8 @@ def codes_to_bytes(codes: Chosen) -> bytes:
 
 def codes_from_bytes(data: bytes, plan: Plan) -> Chosen:
     """The codes of a layer, or of some of its rows, and notes."""
-    held, about = from_bytes(data)
-    parts = {name: tensor.to(plan.parameter.device) for name, tensor in held.items()}
+    tensors, about = from_bytes(data)
+    parts = {name: tensor.to(plan.parameter.device) for name, tensor in tensors.items()}
     codes = parts.pop("codes")
     return QTensor(codes, QParams(**parts), plan.format, about["size"]), about["notes"]
 
@@ -121,7 +121,7 @@ def _parts(qparams: QParams | None) -> dict[str, Tensor]:
     return {} if qparams is None else {k: v for k, v in qparams._asdict().items() if v is not None}
 
 
-def _named(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(name: str, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{name}/{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
 
 

@@ -39,7 +39,7 @@ class Failure(NamedTuple):
     """What one process raised, in words; and itself, where all are to raise it."""
 
     text: str
-    agreed: AgreedError | None
+    of_all: AgreedError | None
 
 
 class _Place(NamedTuple):
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
     number: int
 
 
-class _Sent(NamedTuple):
+class _Message(NamedTuple):
     """A call of what an owner adds: its number, the owner, and its arguments."""
 
     number: int
@@ -61,7 +61,7 @@ class _Dispatch(NamedTuple):
 
     failure: Failure | None
     tensors: list[tuple[tuple[int, ...], torch.dtype]]
-    calls: list[_Sent]
+    calls: list[_Message]
 
     def needed_by(self, rank: int) -> list[int]:
         """The numbers of the tensors that this process is sent, in order."""
@@ -77,16 +77,16 @@ class _Outbox:
     """Calls that wait to be sent, and copies of their tensors, each once."""
 
     def __init__(self) -> None:
-        self.calls: list[_Sent] = []
+        self.calls: list[_Message] = []
         self._tensors: list[Tensor] = []
         self._places: dict[Hashable, tuple[Tensor, _Place]] = {}  # the tensor stays alive
 
-    def put(self, number: int, owner: int, arguments: Iterable[Any]) -> None:
+    def add(self, number: int, owner: int, arguments: Iterable[Any]) -> None:
         """A call for `owner`, with tensors as they are now."""
-        results = tuple(self._kept(a) if isinstance(a, Tensor) else a for a in arguments)
-        self.calls.append(_Sent(number, owner, results))
+        results = tuple(self._place_of(a) if isinstance(a, Tensor) else a for a in arguments)
+        self.calls.append(_Message(number, owner, results))
 
-    def _kept(self, tensor: Tensor) -> _Place:
+    def _place_of(self, tensor: Tensor) -> _Place:
         key = None if tensor.is_inference() else (id(tensor), tensor._version)
         if key in self._places:
             return self._places[key][1]
@@ -126,7 +126,7 @@ class Ranks:
         self._together: Mapping[str, str] = {}
         self._adds: list[Callable[..., None]] = []
         self._outbox = _Outbox()
-        self._failed: Exception | None = None
+        self._failure: Exception | None = None
 
     @property
     def alone(self) -> bool:
@@ -218,14 +218,14 @@ class Ranks:
         for b in range(rounds):
             error = None
             try:
-                if b < own and self._failed is None:
+                if b < own and self._failure is None:
                     self.now = b
                     do(b)
             except Exception as raised:
                 error = raised
-            self._exchange(error or self._failed)
-        self._adds, failed, self._failed = [], self._failed, None
-        self.together(lambda: _raised(failed))
+            self._exchange(error or self._failure)
+        self._adds, failure, self._failure = [], self._failure, None
+        self.together(lambda: _raise_error(failure))
 
     def at_owner(self, name: str, add: Callable[..., None]) -> Callable[..., None]:
         """A function that has the layer's owner call add(*the same arguments), tensors or what can
@@ -238,22 +238,22 @@ class Ranks:
             return add
         number = len(self._adds)
         self._adds.append(add)
-        return lambda *arguments: self._outbox.put(number, rank, arguments)
+        return lambda *arguments: self._outbox.add(number, rank, arguments)
 
     def _exchange(self, error: Exception | None) -> None:
         box, self._outbox = self._outbox, _Outbox()
         header = _Dispatch(_failure(error), box.shapes(), box.calls)
-        headers: list[_Dispatch] = self._gathered(header)
+        headers: list[_Dispatch] = self._gather(header)
         self._raise(error, [each.failure for each in headers])
         if not any(each.calls for each in headers):
             return
         parcels = [box.parcel(header.needed_by(rank)) for rank in range(self.size)]
         sizes = [each.nbytes(self.rank) for each in headers]
-        for each, parcel in zip(headers, self.swapped(parcels, sizes), strict=True):
+        for each, parcel in zip(headers, self.swap(parcels, sizes), strict=True):
             try:
                 self._deliver(each, parcel)
             except Exception as raised:
-                self._failed = self._failed or raised
+                self._failure = self._failure or raised
 
     def _deliver(self, header: _Dispatch, parcel: Tensor) -> None:
         """Call what one process has sent to this one."""
@@ -279,7 +279,7 @@ class Ranks:
             value = do()
         except Exception as raised:
             error = raised
-        answers = self._gathered((value, _failure(error)))
+        answers = self._gather((value, _failure(error)))
         self._raise(error, [failure for _, failure in answers])
         return [each for each, _ in answers]
 
@@ -289,7 +289,7 @@ class Ranks:
         first: T = results[0]
         return first
 
-    def spread(self, own: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
+    def share_bytes(self, own: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
         """{name: bytes} of all processes, in every process: what owners chose. Raises RuntimeError,
         in every process, if one of them received something else than the owner sent."""
         mine: dict[str, bytes] = {}
@@ -305,14 +305,14 @@ class Ranks:
         return by_name
 
     def _compare(self, mine: Mapping[str, bytes], digests: Mapping[str, bytes]) -> None:
-        sent, got = _digests_of(mine), _digests_of(digests)
-        answers = self._gathered((sent, got))
+        expected, got = _digests_of(mine), _digests_of(digests)
+        answers = self._gather((expected, got))
         targets = [
             (name, owner, d) for owner, (s, _) in enumerate(answers) for name, d in s.items()
         ]
         for name, owner, digest in targets:
-            for rank, (_, received) in enumerate(answers):
-                if received.get(name) != digest:
+            for rank, (_, digests_there) in enumerate(answers):
+                if digests_there.get(name) != digest:
                     raise RuntimeError(
                         f"{name}: process {rank} received other bytes than process {owner} chose "
                         f"and sent (this is process {self.rank}); the model is as it was before. "
@@ -334,15 +334,15 @@ class Ranks:
         dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
         return data.to(self.device)
 
-    def swapped(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    def swap(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """A parcel uint8 [bytes] to each process -> one from each, on the model's device."""
         return swapped(parcels, sizes, self.device, self.group)
 
-    def joined(self, x: Tensor) -> Tensor:
+    def join_parts(self, x: Tensor) -> Tensor:
         """x [n] of each process, n the same in all -> [N * n] in every process."""
         return torch.cat(gather_messages(x, self.group, alike=True))
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def _gather(self, value: Any) -> list[Any]:
         members: list[Any] = [None] * self.size
         dist.all_gather_object(members, value, self.group)
         return members
@@ -352,10 +352,10 @@ class Ranks:
         entries = [(rank, each) for rank, each in enumerate(failures) if each is not None]
         if not entries:
             return
-        self._adds, self._failed, self._outbox = [], None, _Outbox()
-        others = [(rank, each) for rank, each in entries if each.agreed is None]
+        self._adds, self._failure, self._outbox = [], None, _Outbox()
+        others = [(rank, each) for rank, each in entries if each.of_all is None]
         if not others:
-            raise entries[0][1].agreed or AgreedError
+            raise entries[0][1].of_all or AgreedError
         if error is not None and not isinstance(error, AgreedError):
             raise error
         rank, failure = others[0]
@@ -371,11 +371,11 @@ ALONE = Ranks()
 def _failure(error: Exception | None) -> Failure | None:
     if error is None:
         return None
-    agreed = error if isinstance(error, AgreedError) else None
-    return Failure(f"{type(error).__name__}: {error}", agreed)
+    of_all = error if isinstance(error, AgreedError) else None
+    return Failure(f"{type(error).__name__}: {error}", of_all)
 
 
-def _raised(error: Exception | None) -> None:
+def _raise_error(error: Exception | None) -> None:
     if error is not None:
         raise error
 

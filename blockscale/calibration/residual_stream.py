@@ -68,7 +68,7 @@ def stream_of(model: nn.Module, batch: Any) -> ResidualStream:
     matrices of as many outputs as the stream has features. Raises UnrotatableError for anything
     that does not fit; the numerical check (`rotated`) has the last word.
     """
-    table, head = (_asked(model, f"get_{which}_embeddings") for which in ("input", "output"))
+    table, head = (_embeddings(model, f"get_{which}_embeddings") for which in ("input", "output"))
     if not isinstance(table, nn.Embedding) or not isinstance(head, nn.Linear):
         raise UnrotatableError(
             "it has no token embedding and linear head that its get_input_embeddings and "
@@ -109,7 +109,7 @@ def _check_shared(model: nn.Module, stream: ResidualStream) -> None:
             raise UnrotatableError(f"{other} and {name} are one parameter")
 
 
-def _asked(model: nn.Module, method: str) -> Any:
+def _embeddings(model: nn.Module, method: str) -> Any:
     ask = getattr(model, method, None)
     try:
         return ask() if callable(ask) else None
@@ -136,8 +136,8 @@ def _norm(module: nn.Module, name: str, size: int) -> Norm | None:
     x, shift = x.to(torch.float64), 0 if bias is None else bias.detach().to(torch.float64)
     near, results = max(8 * torch.finfo(weight.dtype).eps, 1e-4), []
     for subtracts_mean in (False, True):
-        centred = x - x.mean(-1, keepdim=True) if subtracts_mean else x
-        unit = centred / centred.square().mean(-1, keepdim=True).sqrt()
+        central = x - x.mean(-1, keepdim=True) if subtracts_mean else x
+        unit = central / central.square().mean(-1, keepdim=True).sqrt()
         for adds_one in (False, True):
             gain = weight.to(torch.float64) + adds_one
             expected = unit * gain + shift

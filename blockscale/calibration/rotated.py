@@ -15,7 +15,7 @@ from blockscale.calibration.block_calls import first_tensor
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.residual_stream import ResidualStream, UnrotatableError, stream_of
-from blockscale.calibration.rotation_matrices import head_sizes, orthogonal, turned
+from blockscale.calibration.rotation_matrices import head_sizes, orthogonal, rotate
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import kind_of
@@ -51,7 +51,7 @@ class Rotated:
     batches: Iterable[Any]
     rotations: dict[str, str] = field(default_factory=dict)  # parameter -> what was done to it
 
-    def told(self, ledger: Ledger) -> Ledger:
+    def with_details(self, ledger: Ledger) -> Ledger:
         """The ledger with a word on each layer and parameter that was rotated."""
         return replace(ledger, entries=[self._with_note(entry) for entry in ledger.entries])
 
@@ -77,7 +77,7 @@ def rotated(
     model whose stream cannot be rotated, with the reason.
     """
     batch, batches = _first(batches)
-    with _restored(model), torch.no_grad():
+    with _restoring(model), torch.no_grad():
         try:
             with inference(model):
                 how = _rotate(
@@ -120,11 +120,11 @@ def _rotate(  # noqa: PLR0913 - the model and what is to be known of it
     stream, expected = entries
     rotation = orthogonal(stream.size, transform.seed, keeps_mean=stream.keeps_mean)
     heads = {size: orthogonal(size, transform.seed + 1) for size in head_sizes(stream)}
-    names = dict.fromkeys(name for name, _ in turned(model, stream, rotation, heads))
+    names = dict.fromkeys(name for name, _ in rotate(model, stream, rotation, heads))
     old = {name: model.get_parameter(name) for name in names}
 
     def turn(rotation: Tensor) -> None:
-        put(model, turned(model, stream, rotation, heads))
+        assign(model, rotate(model, stream, rotation, heads))
         _check(model, batch, expected)
 
     ranks.together(lambda: turn(rotation))
@@ -148,9 +148,9 @@ def _all_of(batches: Iterable[Any], ranks: Ranks) -> Iterable[Any]:
     """The batches of all processes, in the order of their numbers."""
     if ranks.alone:
         return batches
-    dealt = ranks.together(lambda: list(batches))
+    lists = ranks.together(lambda: list(batches))
     none = object()
-    rounds = zip_longest(*dealt, fillvalue=none)
+    rounds = zip_longest(*lists, fillvalue=none)
     return [batch for one in rounds for batch in one if batch is not none]
 
 
@@ -167,7 +167,7 @@ def logits_of(value: Any) -> Tensor:
     return result
 
 
-def put(model: nn.Module, members: Iterable[tuple[str, Tensor]]) -> None:
+def assign(model: nn.Module, members: Iterable[tuple[str, Tensor]]) -> None:
     """New parameters in the places of those of these names, in their dtypes."""
     new = {}
     for name, tensor in members:
@@ -201,7 +201,7 @@ def _digits(dtype: torch.dtype) -> float:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
+def _restoring(model: nn.Module) -> Iterator[None]:
     """Left by an exception, parameters and what says that they are tied are as before."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     config = getattr(model, "config", None)

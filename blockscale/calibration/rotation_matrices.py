@@ -19,7 +19,7 @@ def head_sizes(stream: ResidualStream) -> set[int]:
     return {use.heads for use in stream.uses if use.heads}
 
 
-def turned(
+def rotate(
     model: nn.Module, stream: ResidualStream, rotation: Tensor, heads: Mapping[int, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and what it becomes, in R's dtype: gains folded, then x' = x R.
@@ -126,8 +126,8 @@ def _keeping_mean(n: int, seed: int) -> Tensor:
 def _random(n: int, seed: int) -> Tensor:
     """A random orthogonal matrix: Q of uniform numbers, its signs fixed by R's diagonal."""
     cpu = torch.device("cpu")
-    drawn = philox.uniform(torch.Size([n, n]), seed_tensor(seed, cpu), cpu).to(torch.float64)
-    q, r = torch.linalg.qr(drawn - 0.5)
+    noise = philox.uniform(torch.Size([n, n]), seed_tensor(seed, cpu), cpu).to(torch.float64)
+    q, r = torch.linalg.qr(noise - 0.5)
     return (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).contiguous()
 
 

@@ -38,19 +38,19 @@ class RouterPair:
 
     def __init__(self, name: str, like: nn.Module, other: nn.Module):
         self.name, self.like, self.other = name, like, other
-        self._held: list[Tensor] = []  # what the float one chose in one batch
+        self._float_choices: list[Tensor] = []  # what the float one chose in one batch
         self._tokens = self._top = self._same = self._whole = 0
 
     def hold(self, module: nn.Module, args: Any, output: Any) -> None:
         """A hook of the float router."""
         del module, args
-        self._held += _chosen(output)
+        self._float_choices += _choices(output)
 
     def meet(self, module: nn.Module, args: Any, output: Any) -> None:
         """A hook of the quantized model's router."""
         del module, args
-        for own in _chosen(output):
-            floats = self._held.pop(0).to(own.device) if self._held else None
+        for own in _choices(output):
+            floats = self._float_choices.pop(0).to(own.device) if self._float_choices else None
             if floats is None or floats.shape != own.shape:
                 continue
             same = (own.unsqueeze(-1) == floats.unsqueeze(-2)).any(-1)
@@ -61,7 +61,7 @@ class RouterPair:
 
     def forget(self) -> None:
         """What has found no counterpart in this batch."""
-        self._held.clear()
+        self._float_choices.clear()
 
     def result(self) -> RouterComparison | None:
         """All that was counted; None where it chose nothing that is seen."""
@@ -73,7 +73,7 @@ class RouterPair:
         )
 
 
-def _chosen(output: Any) -> list[Tensor]:
+def _choices(output: Any) -> list[Tensor]:
     """The experts that a router's result names: its last integers."""
     results = [
         each
@@ -105,7 +105,7 @@ def _is_router(name: str, module: nn.Module) -> bool:
 
 
 @contextmanager
-def watched(pairs: Sequence[RouterPair], *, quantized: bool) -> Iterator[None]:
+def watch_routers(pairs: Sequence[RouterPair], *, quantized: bool) -> Iterator[None]:
     """As long as this lasts, the routers of one of the models are listened to."""
     with ExitStack() as stack:
         for pair in pairs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from blockscale.calibration.batches import Batches, Coverage, Seen
+from blockscale.calibration.batches import Batches, Coverage, DataCounts
 from blockscale.calibration.dealing import Effort, effort_of_codes, width
 from blockscale.calibration.input_stats import (
     Callback,
@@ -17,14 +17,14 @@ from blockscale.calibration.input_stats import (
     Size,
     rows_of,
     seen_by,
-    sized,
     watch,
+    with_size,
 )
 from blockscale.calibration.mixing import Mixing
 from blockscale.calibration.observers import Observer, Spec, make
 from blockscale.calibration.padding import Neighbours, Padding
 from blockscale.calibration.ranks import ALONE, Ranks
-from blockscale.calibration.weighing import Weighing, effort_of_gram
+from blockscale.calibration.weighing import GramSums, effort_of_gram
 from blockscale.core import reference
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.block import read_block
@@ -55,10 +55,10 @@ class Session:
         data: Batches | None,
         *,
         strict: bool,
-        observed: bool = False,
+        by_observers: bool = False,
         ranks: Ranks = ALONE,
     ):
-        """observed: outer scales that have to be given are found by observers; ranks: who takes
+        """by_observers: outer scales that have to be supplied come from observers; ranks: who takes
         part."""
         self.ranks = ranks
         self.model, self._data, self.strict = model, data, strict
@@ -67,8 +67,8 @@ class Session:
         self.tokens: dict[str, int] = {}  # rows that each layer saw
         self.alike: dict[str, float] = {}  # the part of them that are like the row before
         self.layers = [plan for plan in plans if isinstance(plan, Plan)]
-        self.named = {plan.name: plan for plan in self.layers}
-        self.places = supplied(plans, by_observers=observed)
+        self.by_name = {plan.name: plan for plan in self.layers}
+        self.places = supplied(plans, by_observers=by_observers)
         self.coverage: Coverage | None = None
         self.details: dict[str, list[str]] = {
             plan.name: list(plan.choice_notes) for plan in self.layers
@@ -76,8 +76,8 @@ class Session:
         self.notes: dict[str, list[str]] = {plan.name: [] for plan in self.layers}
         self.drifts: dict[str, Tensor] = {}  # of layers whose weights are chosen next
         self._parts: dict[str, int] = {}  # how many the codes of a layer are chosen in
-        self.built: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
-        self.made: dict[str, QWeight] = {}  # the same for parameters of no layer
+        self.ready: dict[str, tuple[QLayer, Entry]] = {}  # layers whose floats are gone again
+        self.weights: dict[str, QWeight] = {}  # the same for parameters of no layer
         self.deal(self.layers)
 
     def deal(self, plans: Sequence[Plan], algorithm: object = None) -> None:
@@ -121,35 +121,35 @@ class Session:
             with watch({p.module: self.without_padding(p, callbacks[p.name]) for p in some}):
                 self.data.run(self.model, self.padding, self.ranks)
             return
-        counted = Coverage()
+        coverage = Coverage()
         both = {
             plan.module: self.without_padding(
-                plan, each_of(counted.counter(plan), callbacks.get(plan.name))
+                plan, each_of(coverage.counter(plan), callbacks.get(plan.name))
             )
             for plan in self.layers
         }
         with watch(both):
             self.data.run(self.model, self.padding, self.ranks)
-        self.coverage, counted.batches = counted, self.ranks.count(self.data.count)
-        self.merge(counted, list(counted.layers))
+        self.coverage, coverage.batches = coverage, self.ranks.count(self.data.count)
+        self.merge(coverage, list(coverage.layers))
         if self.strict:
-            counted.raise_if_unseen()
-        self.tokens = {name: seen.rows for name, seen in counted.layers.items()}
-        for name in counted.unseen:
-            self.notes[name].append(f"saw no data in {counted.batches} batches")
+            coverage.raise_if_unseen()
+        self.tokens = {name: counts.rows for name, counts in coverage.layers.items()}
+        for name in coverage.unseen:
+            self.notes[name].append(f"saw no data in {coverage.batches} batches")
 
-    def merge(self, counted: Coverage, names: Sequence[str]) -> None:
+    def merge(self, coverage: Coverage, names: Sequence[str]) -> None:
         """What these layers saw in all processes, and what all are told of their padding."""
         ranks = self.ranks
         if ranks.alone:
             return
-        own = {name: astuple(counted.layers[name]) for name in names}
+        own = {name: astuple(coverage.layers[name]) for name in names}
         notes = self.padding.unfit
         every = ranks.together(lambda: (own, {n: notes[n] for n in names if n in notes}))
         for name in names:
-            calls, rows = zip(*(seen[name] for seen, _ in every), strict=True)
-            counted.layers[name] = Seen(sum(calls), sum(rows))
-            text = [told[name] for _, told in every if name in told][:1]
+            calls, rows = zip(*(counts[name] for counts, _ in every), strict=True)
+            coverage.layers[name] = DataCounts(sum(calls), sum(rows))
+            text = [texts[name] for _, texts in every if name in texts][:1]
             self.details[name] += [note for note in text if note not in self.details[name]]
 
     def without_padding(self, plan: Plan, callback: Callback) -> Callback:
@@ -159,11 +159,11 @@ class Session:
 
     def statistics(self, plans: Sequence[Plan], *, gram: bool = True) -> dict[str, InputStats]:
         """One pass: what is known of these layers' inputs, of those that saw any."""
-        callbacks, collectors = self.gathering(plans, gram=gram)
+        callbacks, collectors = self.collect(plans, gram=gram)
         self.run(callbacks)
-        return self.gathered(collectors)
+        return self.results_of(collectors)
 
-    def gathering(
+    def collect(
         self, plans: Sequence[Plan], *, gram: bool = True
     ) -> tuple[dict[str, Callback], dict[str, InputStatsCollector]]:
         """What has to be told of these layers' inputs, and what then holds the statistics.
@@ -173,7 +173,7 @@ class Session:
         collectors = {plan.name: _collector(plan, gram=gram) for plan in plans}
         return {p.name: self._gather(p, collectors[p.name]) for p in plans}, collectors
 
-    def gathered(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
+    def results_of(self, collectors: Mapping[str, InputStatsCollector]) -> dict[str, InputStats]:
         """The statistics of those that saw any input."""
         for name, collector in collectors.items():
             self._tell_skipped(name, collector.skipped)
@@ -188,21 +188,21 @@ class Session:
     def _tell_alike(self, name: str, neighbours: Neighbours | None) -> None:
         """Of a convolution nothing: places that see one color are most of many pictures."""
         share = None if neighbours is None else neighbours.share()
-        if share is not None and not of_convolution(self.named[name].layout):
+        if share is not None and not of_convolution(self.by_name[name].layout):
             self.alike[name] = share
 
     def grams(self, plans: Sequence[Plan]) -> dict[str, Tensor]:
         """One pass: the gram matrices of these layers' inputs, of those that saw any."""
-        sums = self.weighing(plans)
+        sums = self.gram_sums(plans)
         self.run(sums.callbacks)
-        return self.weighed(sums)
+        return self.finish_grams(sums)
 
-    def weighing(self, plans: Sequence[Plan]) -> Weighing:
+    def gram_sums(self, plans: Sequence[Plan]) -> GramSums:
         """What has to be told of these layers' inputs, and then holds their grams."""
         others = self.mixing.others(plans)
-        return Weighing(plans, self.places, self.ranks, self.mixing.sets, others)
+        return GramSums(plans, self.places, self.ranks, self.mixing.sets, others)
 
-    def weighed(self, sums: Weighing) -> dict[str, Tensor]:
+    def finish_grams(self, sums: GramSums) -> dict[str, Tensor]:
         """The grams of those that saw any input, and of experts that are filled up with others', in
         the processes that need them."""
         for name, collector in sums.own.items():
@@ -233,7 +233,7 @@ class Session:
             for piece in rows_of(plan, x, self.places[plan.name].before, size):
                 into.add(piece)
 
-        return sized(self.ranks.at_owner(plan.name, add))
+        return with_size(self.ranks.at_owner(plan.name, add))
 
     def observing(
         self, targets: Sequence[tuple[Plan, str]], spec: Spec
@@ -248,7 +248,7 @@ class Session:
             callbacks[plan.name] = each_of(look, callbacks.get(plan.name))
         return callbacks, observers
 
-    def observed(self, observers: Sequence[Observing]) -> None:
+    def use_observers(self, observers: Sequence[Observing]) -> None:
         """The static scales that the observers choose now."""
         for _, _, observer in observers:
             if observer.merges_exactly and not self.ranks.alone:
@@ -261,8 +261,8 @@ class Session:
         before = self.places[plan.name].before
 
         def observe(x: Tensor) -> None:
-            seen = seen_by(plan, x)
-            observer.observe(seen if before is None or part == "output" else before(seen))
+            counts = seen_by(plan, x)
+            observer.observe(counts if before is None or part == "output" else before(counts))
 
         if not observer.merges_exactly:  # it has to see all batches, in their order
             observe = self.ranks.at_owner(plan.name, observe)

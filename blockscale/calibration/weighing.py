@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from blockscale.calibration.dealing import Effort, width
-from blockscale.calibration.input_stats import Callback, Size, rows_of, sized
+from blockscale.calibration.input_stats import Callback, Size, rows_of, with_size
 from blockscale.calibration.padding import Neighbours, neighbours_of, sum_of
 from blockscale.calibration.ranks import Ranks
 from blockscale.core.arithmetic.precision import float32_inside
@@ -165,7 +165,7 @@ class LastProducts:
     def __init__(self) -> None:
         self._of: weakref.ref[Tensor] | None = None
         self._key: Hashable = None
-        self._found: Gram | None = None
+        self._product: Gram | None = None
 
     def of(
         self,
@@ -184,13 +184,13 @@ class LastProducts:
             return
         key = alike, x._version, [(some.start, some.stop) for some in strips]
         if self._of is None or self._of() is not x or self._key != key:
-            self._found = _added(product_of(each, strips) for each in rows())
+            self._product = _sum(product_of(each, strips) for each in rows())
             self._of, self._key = weakref.ref(x), key
-        if self._found is not None:
-            yield self._found
+        if self._product is not None:
+            yield self._product
 
 
-def _added(products: Iterable[Gram]) -> Gram | None:
+def _sum(products: Iterable[Gram]) -> Gram | None:
     """One product of all; their float32 sums are added up in float64."""
     gram: Gram | None = None
     for each in products:
@@ -221,7 +221,7 @@ def columns_of(plan: Plan) -> list[slice]:
     return [strips[i // 2 if i % 2 == 0 else -(i // 2) - 1] for i in range(len(strips))]
 
 
-class Weighing:
+class GramSums:
     """What has to be told of layers' inputs, and what gathers their gram matrices.
 
     plans: the layers; others: experts beside them, and what else gathers of theirs
@@ -276,7 +276,7 @@ class Weighing:
             for each in adds:
                 each(x, size)
 
-        return sized(add)
+        return with_size(add)
 
     def _adder(self, plan: Plan, into: GramCollector) -> Callable[[Tensor, Size], None]:
         before = self._places[plan.name].before

@@ -84,8 +84,8 @@ def _from_watching(prepared: Prepared) -> Session:
             "batches: call bs.calibrate(prepared, batches) before bs.graph.convert"
         )
     session = Session(prepared, own.plans, None, strict=own.strict)
-    session.observed(watching.observers)
-    stats = session.gathered(watching.collectors)
+    session.use_observers(watching.observers)
+    stats = session.results_of(watching.collectors)
     grams = {name: each.gram for name, each in stats.items() if each.gram is not None}
     choose_weights_from(session, own.methods.algorithm, grams)
     return session

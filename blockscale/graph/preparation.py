@@ -15,7 +15,7 @@ from blockscale.calibration.algorithms import Transform, WeightAlgorithm, check_
 from blockscale.calibration.batches import Batches, inference, listener
 from blockscale.calibration.bias import CORRECT
 from blockscale.calibration.input_stats import Callback, InputStatsCollector, watch
-from blockscale.calibration.learn import Data, Methods, chosen, read_methods
+from blockscale.calibration.learn import Data, Methods, choose, read_methods
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.session import Observing, Session, each_of, has_rows, static_parts
 from blockscale.core.format import Format
@@ -108,7 +108,7 @@ class Prepared(Graph):
             if not isinstance(data.batches, Sequence):
                 data = data._replace(batches=list(data.batches))
             _observe_edges(self, data.batches, Padding(data.padding, self))
-        stage.session = chosen(self, stage.plans, stage.methods, data)
+        stage.session = choose(self, stage.plans, stage.methods, data)
         return state(self).ledger
 
 
@@ -283,7 +283,7 @@ def _watch(graph: Prepared, recipe: Recipe, *, strict: bool) -> Ledger:
     algorithm = stage.methods.algorithm
     if algorithm is not None and algorithm.needs_gram:
         fit = [plan for plan in session.layers if has_rows(plan)]
-        more, watching.collectors = session.gathering(fit)
+        more, watching.collectors = session.collect(fit)
         callbacks = {**callbacks, **{n: each_of(c, callbacks.get(n)) for n, c in more.items()}}
     modules: dict[nn.Module, Callback] = {
         plan.module: callbacks[plan.name] for plan in session.layers if plan.name in callbacks

@@ -111,7 +111,7 @@ def quantize_(
         plans = without_slow(plans) if faster else plans
         places = supplied(plans, input_scales, output_scales, weights, before)
         ledger = apply(plain, plans, recipe, places, strict=strict, seed=seed)
-    ledger = replace(folding.told(ledger), notes=notes)
+    ledger = replace(folding.with_details(ledger), notes=notes)
     ledger.warn()
     return ledger
 

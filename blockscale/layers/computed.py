@@ -184,7 +184,7 @@ class Folding:
 
     folds: list[Fold] = field(default_factory=list)
 
-    def told(self, ledger: Ledger) -> Ledger:
+    def with_details(self, ledger: Ledger) -> Ledger:
         """The ledger with a word on each folded layer, and the bytes that its parts had."""
         return replace(ledger, entries=[self._with_note(each) for each in ledger.entries])
 

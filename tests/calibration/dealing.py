@@ -22,7 +22,7 @@ from blockscale.calibration.algorithms.signround import SignRound
 from blockscale.calibration.algorithms.spinquant import SpinQuant
 from blockscale.calibration.dealing import Deal, Effort
 from blockscale.calibration.ranks import Ranks
-from blockscale.calibration.walk.resume import Finished
+from blockscale.calibration.walk.resume import FinishedBlocks
 from tests.calibration.walk.networks import Decoder, Plain
 from tests.calibration.walk.networks import decoder as plain_decoder
 from tests.support.mixtures import K, OfStacks
@@ -304,14 +304,14 @@ def refusals(rank: int, size: int) -> dict[str, str]:
 def resumed(rank: int, folder: str, size: int) -> dict[str, Any]:
     """A run whose disk is full after one block goes on in all processes, and in one."""
     own, done, group = ids(COUNT)[rank::size], Path(folder) / "done", dist.group.WORLD
-    write = Finished._write
+    write = FinishedBlocks._write
 
-    def full(self: Finished, place: Path, data: bytes) -> None:
+    def full(self: FinishedBlocks, place: Path, data: bytes) -> None:
         if place.name == "block-00001.safetensors":
             raise OSError("no space left")
         write(self, place, data)
 
-    with patch.object(Finished, "_write", full):
+    with patch.object(FinishedBlocks, "_write", full):
         found: dict[str, Any] = {"stopped": words(decoder(), own, STATIC, resume=done)}
     found["finished"] = sorted(path.name for path in done.iterdir())
     found["other"] = words(decoder(), own, WEIGHTS, resume=done)

@@ -57,7 +57,7 @@ def test_parts_come_together_again() -> None:
     assert more["mask"] is y
     assert more["flags"] == [True, 3]
     assert more["cache"] is None  # a second call would find what the first one wrote
-    assert len(parts.kept) == 2
+    assert len(parts.keys) == 2
 
 
 def test_tensors_are_found() -> None:
@@ -117,22 +117,22 @@ def folder(kept: TensorStore) -> Path:
 def test_within_the_budget_nothing_is_written() -> None:
     x = torch.randn(4)
     with TensorStore(16) as kept:
-        kept.put("x", x)
+        kept.add("x", x)
         assert kept.get("x").data_ptr() == x.data_ptr()
         assert kept._folder is None
-        assert kept.held == 16
+        assert kept.bytes_in_memory == 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 def test_beyond_it_lies_in_a_private_folder(dtype: torch.dtype) -> None:
     x = torch.randn(3, 4).T.to(dtype)
     with TensorStore(0) as kept:
-        kept.put("x", x)
+        kept.add("x", x)
         where = folder(kept)
         assert stat.S_IMODE(where.stat().st_mode) == 0o700
         assert [file.suffix for file in where.iterdir()] == [".safetensors"]
         assert torch.equal(kept.get("x"), x)
-        assert kept.held == 0
+        assert kept.bytes_in_memory == 0
         kept.drop("x")
         assert not list(where.iterdir())
     assert not where.exists()
@@ -140,7 +140,7 @@ def test_beyond_it_lies_in_a_private_folder(dtype: torch.dtype) -> None:
 
 def test_the_folder_goes_where_something_is_raised() -> None:
     with pytest.raises(KeyboardInterrupt), TensorStore(0) as kept:
-        kept.put("x", torch.ones(3))
+        kept.add("x", torch.ones(3))
         where = folder(kept)
         raise KeyboardInterrupt
     assert not where.exists()
@@ -148,11 +148,11 @@ def test_the_folder_goes_where_something_is_raised() -> None:
 
 def test_what_is_dropped_makes_room() -> None:
     with TensorStore(16) as kept:
-        kept.put("a", torch.ones(4))
-        kept.put("b", torch.ones(4))
+        kept.add("a", torch.ones(4))
+        kept.add("b", torch.ones(4))
         assert (kept.on_disk("a"), kept.on_disk("b")) == (False, True)
         kept.drop("a")
-        kept.put("c", torch.ones(4))
+        kept.add("c", torch.ones(4))
         assert not kept.on_disk("c")
         assert "a" not in kept
         assert "b" in kept

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.batches import Coverage, Seen, coverage
+from blockscale.calibration.batches import Coverage, DataCounts, coverage
 
 
 class Experts(nn.Module):
@@ -28,11 +28,11 @@ def test_counts() -> None:
     model = Experts()
     found = coverage(model, [torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 5).long()])
     assert found.layers == {
-        "table": Seen(2, 25),
-        "conv": Seen(2, 25),
-        "experts.0": Seen(4, 50),
-        "experts.1": Seen(2, 0),
-        "experts.2": Seen(0, 0),
+        "table": DataCounts(2, 25),
+        "conv": DataCounts(2, 25),
+        "experts.0": DataCounts(4, 50),
+        "experts.1": DataCounts(2, 0),
+        "experts.2": DataCounts(0, 0),
     }
     assert found.unseen == ("experts.1", "experts.2")
     assert found.batches == 2

@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.find_blocks import Stop, find_blocks, stubbed
+from blockscale.calibration.find_blocks import Stop, find_blocks, stubs
 from blockscale.layers.plan import Plan, plan_layers
 from tests.calibration.walk.networks import CALLS, Block, decoder, ids
 
@@ -64,7 +64,7 @@ def test_blocks_do_not_run_and_are_what_they_were() -> None:
         seen.append((i, args[0].shape, sorted(kwargs)))
         return args[0] + 1, None
 
-    with stubbed(blocks, enter):
+    with stubs(blocks, enter):
         assert all(isinstance(layer, Block) for layer in model.layers)
         assert model.layers[1].number == 1
         model(ids()[0])
@@ -89,6 +89,6 @@ def test_they_are_put_back_where_the_model_stops() -> None:
         raise Stop
 
     model = Careless()
-    with pytest.raises(Stop), stubbed({model.block: 0}, enter):
+    with pytest.raises(Stop), stubs({model.block: 0}, enter):
         model()
     assert type(model.block) is nn.Linear

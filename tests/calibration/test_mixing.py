@@ -94,17 +94,17 @@ def test_rows_that_both_models_sent_to_an_expert() -> None:
     tokens = torch.randn(9, 16)
     x = tokens[[0, 2, 3, 5, 8]] + 0.01
     wanted = tokens[[0, 1, 2, 5, 6, 8]]
-    found, of_float = mixing.matched(x, wanted)
+    found, of_float = mixing.match_rows(x, wanted)
     assert torch.equal(found, x[[0, 1, 3, 4]])
     assert torch.equal(of_float, tokens[[0, 2, 5, 8]])
 
 
 def test_no_rows_and_nan() -> None:
     x = torch.randn(3, 4)
-    assert [len(each) for each in mixing.matched(x[:0], x)] == [0, 0]
+    assert [len(each) for each in mixing.match_rows(x[:0], x)] == [0, 0]
     y = x.clone()
     y[1, 2] = torch.nan
-    found, of_float = mixing.matched(x, y)
+    found, of_float = mixing.match_rows(x, y)
     assert torch.equal(found, x[[0, 2]])
     assert torch.equal(of_float, x[[0, 2]])
 
@@ -112,6 +112,6 @@ def test_no_rows_and_nan() -> None:
 def test_pieces_do_not_matter(monkeypatch: object) -> None:
     torch.manual_seed(1)
     x, wanted = torch.randn(40, 3), torch.randn(50, 3)
-    whole = mixing.matched(x, wanted)
+    whole = mixing.match_rows(x, wanted)
     monkeypatch.setattr(mixing, "_PIECE", 7)  # type: ignore[attr-defined]
-    assert all(torch.equal(a, b) for a, b in zip(whole, mixing.matched(x, wanted), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole, mixing.match_rows(x, wanted), strict=True))

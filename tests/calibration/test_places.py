@@ -23,7 +23,7 @@ from tests.calibration.walk.networks import decoder
 def session_of(recipe: bs.Recipe) -> tuple[Session, list[Plan]]:
     model = decoder(1)
     plans = plans_for(model, recipe)
-    session = Session(model, plans, None, strict=False, observed=True)
+    session = Session(model, plans, None, strict=False, by_observers=True)
     return session, [plan for plan in plans if isinstance(plan, Plan)]
 
 

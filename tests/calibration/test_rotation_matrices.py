@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from blockscale.calibration.residual_stream import UnrotatableError, stream_of
-from blockscale.calibration.rotated import put
-from blockscale.calibration.rotation_matrices import hadamard, orthogonal, turned
+from blockscale.calibration.rotated import assign
+from blockscale.calibration.rotation_matrices import hadamard, orthogonal, rotate
 from tests.support.rotation_models import batches, decoder
 
 
@@ -49,10 +49,10 @@ def test_the_inverse_undoes_it() -> None:
     r, heads = orthogonal(48, 0), {12: orthogonal(12, 1)}
     gain = model.model.norm.weight.detach().clone()
     head, writer = model.lm_head.weight.clone(), model.model.layers[0].mlp.down_proj.weight.clone()
-    put(model, turned(model, stream, r, heads))
+    assign(model, rotate(model, stream, r, heads))
     expected = (head * gain) @ r
     torch.testing.assert_close(model.lm_head.weight.detach(), expected.detach())
-    put(model, turned(model, stream, r.T, {12: heads[12].T}))
+    assign(model, rotate(model, stream, r.T, {12: heads[12].T}))
     torch.testing.assert_close(model.lm_head.weight / gain, head)
     torch.testing.assert_close(model.model.layers[0].mlp.down_proj.weight, writer)
     assert bool((model.model.norm.weight == 1).all())
@@ -64,4 +64,4 @@ def test_a_bias_without_a_gain_is_refused() -> None:
         model.transformer.ln_f.weight[3] = 0
     stream = stream_of(model, batches()[0])
     with pytest.raises(UnrotatableError, match="gain is 0"):
-        list(turned(model, stream, orthogonal(48, 0), {}))
+        list(rotate(model, stream, orthogonal(48, 0), {}))

@@ -14,8 +14,8 @@ from blockscale.calibration.input_stats import watch
 from blockscale.calibration.session import Session
 from blockscale.calibration.weighing import (
     GramCollector,
+    GramSums,
     LastProducts,
-    Weighing,
     columns_of,
     effort_of_gram,
     product_of,
@@ -109,12 +109,12 @@ def test_grams_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockscale.calibration.weighing._STRIP", 4)
     net, rows = Net(), [torch.randn(n, 22) for n in (7, 3)]
     session = Session(net, plan_layers(net, bs.Recipe("int4:channel0:fp32")), None, strict=False)
-    weighing = session.weighing(session.layers)
-    assert isinstance(weighing, Weighing)
+    weighing = session.gram_sums(session.layers)
+    assert isinstance(weighing, GramSums)
     with torch.no_grad(), watch({p.module: weighing.callbacks[p.name] for p in session.layers}):
         for x in rows:
             net(x)
-    grams = session.weighed(weighing)
+    grams = session.finish_grams(weighing)
     every = torch.cat(rows).double()
     seen = every[:, :20].reshape(-1, 5, 4).unfold(2, 2, 1).permute(0, 2, 3, 1).reshape(-1, 10)
     torch.testing.assert_close(grams["a"], every.T @ every / 10, rtol=1e-5, atol=1e-5)

@@ -21,7 +21,7 @@ def lane_of(model: Any, kept: TensorStore, batches: Any = None) -> Lane:
 
 def walk(lane: Lane) -> list[list[int]]:
     found = []
-    while len(lane.done) < len(lane.blocks):
+    while len(lane.finished_blocks) < len(lane.blocks):
         found.append(record(lane, verify=True))
         for i in found[-1]:
             lane.run(i, keep=True)

@@ -12,7 +12,7 @@ from blockscale.calibration.algorithms.quarot import QuaRot
 from blockscale.calibration.padding import Padding
 from blockscale.calibration.residual_stream import ResidualStream
 from blockscale.calibration.rotated import logits, logits_of
-from blockscale.calibration.rotation_matrices import head_sizes, turned
+from blockscale.calibration.rotation_matrices import head_sizes, rotate
 from blockscale.core.format import Format
 from blockscale.core.pack import from_stored, to_stored
 from blockscale.core.recipe import Recipe
@@ -151,7 +151,7 @@ class _Quantized:
 
     def __call__(self, rotation: Tensor, batch: Any) -> Tensor:
         parameters = {}
-        for name, tensor in turned(self.model, self.stream, rotation, self.heads):
+        for name, tensor in rotate(self.model, self.stream, rotation, self.heads):
             result = tensor.to(self.model.get_parameter(name).dtype)
             plan = self.weights.get(name)
             if plan is not None:

@@ -26,7 +26,7 @@ def make(spec: Spec, fmt: str | Format) -> Observer:
     """
     form = parse(fmt)
     if not isinstance(spec, str):
-        return _called(spec, form)
+        return _construct(spec, form)
     check(spec)
     name, colon, text = spec.partition(":")
     kind = _classes()[name]
@@ -39,7 +39,7 @@ def check(spec: Spec) -> None:
         raise ValueError(f"unknown observer {name!r}; choose from {', '.join(names())}")
 
 
-def _called(spec: object, fmt: Format) -> Observer:
+def _construct(spec: object, fmt: Format) -> Observer:
     observer = spec(fmt) if callable(spec) else None
     if not isinstance(observer, Observer):
         raise TypeError(

@@ -50,7 +50,7 @@ class Adaptive(Observer):
             self.add_module(str(i), make(spec, self.format))
         if not any(isinstance(observer, KeptValues) for observer in self._observers()):
             self.add_module("values", KeptValues(self.format))
-        self._held: Tensor | None = None
+        self._old_sample: Tensor | None = None
         self.register_load_state_dict_post_hook(_show_held)
 
     @classmethod
@@ -82,12 +82,12 @@ class Adaptive(Observer):
         return low, high
 
     def describe(self) -> str:
-        seen = super().describe()
+        text = super().describe()
         if not self.finite:
-            return seen
+            return text
         (best, least), (second, next_least), *_ = sorted(self.errors.items(), key=lambda e: e[1])
         gain = 10 * math.log10(next_least / least) if least else math.inf
-        return f"{seen}; {best} won, its error {gain:.2f} dB below that of {second}"
+        return f"{text}; {best} won, its error {gain:.2f} dB below that of {second}"
 
     @property
     def errors(self) -> dict[str, float]:
@@ -110,13 +110,13 @@ class Adaptive(Observer):
         self, state_dict: dict[str, Any], prefix: str, *rest: Any, **others: Any
     ) -> None:
         old = {name: state_dict.pop(prefix + name, None) for name in _OLD}
-        self._held = old["held"]
+        self._old_sample = old["held"]
         super()._load_from_state_dict(state_dict, prefix, *rest, **others)
 
 
 def _show_held(adaptive: nn.Module, _: Any) -> None:
     """After loading a state of release 0.1.0: show the observers what was held back from them."""
     assert isinstance(adaptive, Adaptive)
-    held, adaptive._held = adaptive._held, None
-    if held is not None and held.numel():
-        adaptive._show(held.reshape(-1, adaptive.low.shape[-1]))
+    sample, adaptive._old_sample = adaptive._old_sample, None
+    if sample is not None and sample.numel():
+        adaptive._show(sample.reshape(-1, adaptive.low.shape[-1]))

@@ -83,7 +83,7 @@ def divergence(bins: Bins, tensor: Tensor, places: Tensor, levels: int) -> Tenso
     mass = bins.mass * inside
     full = mass > 0
     p = mass + _beyond(bins, inside, full)
-    q = _spread(mass, bins.width * full, _codes(bins, tensor))
+    q = _even_out(mass, bins.width * full, _codes(bins, tensor))
     weight = p / p.sum(-1, keepdim=True)
     estimate = q / q.sum(-1, keepdim=True)
     terms = torch.where(full, weight * (weight / estimate).log(), 0.0)
@@ -109,7 +109,7 @@ def _codes(bins: Bins, tensor: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(change[..., :1]), change], -1).cumsum(-1)
 
 
-def _spread(mass: Tensor, width: Tensor, code: Tensor) -> Tensor:
+def _even_out(mass: Tensor, width: Tensor, code: Tensor) -> Tensor:
     """The mass of each code over its bins in proportion to their width [c, blocks, n]."""
     nothing = torch.zeros_like(mass)
     total = nothing.scatter_add(-1, code, mass).gather(-1, code)

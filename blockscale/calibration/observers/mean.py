@@ -40,8 +40,8 @@ class Mean(Observer):
     ) -> None:
         super()._update(x, low, high, finite, weight)
         count = x.numel() if finite is None else int(finite.sum())
-        seen = x if finite is None else torch.where(finite, x, torch.nan)
-        self.total += reference.ranges(seen, self.format).high.double() * count
+        values = x if finite is None else torch.where(finite, x, torch.nan)
+        self.total += reference.ranges(values, self.format).high.double() * count
 
     def _choose(self) -> tuple[Tensor, Tensor]:
         mean = (self.total / self.finite).float()

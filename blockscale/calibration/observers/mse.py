@@ -56,10 +56,10 @@ class MSEObserver(Histogram):
         for factors, ends in self._moves():
             table = [[factor if moves else 1.0 for moves in ends] for factor in factors]
             factor = torch.tensor(table, device=pinned.device).view(-1, 2, *[1] * pinned.ndim)
-            tried = torch.where(pinned, fractions, torch.minimum(fractions * factor, largest))
-            errors = self._errors(bins, *self._ends(tried[:, 0], tried[:, 1]))
+            trials = torch.where(pinned, fractions, torch.minimum(fractions * factor, largest))
+            errors = self._errors(bins, *self._ends(trials[:, 0], trials[:, 1]))
             best = errors.argmin(0).reshape(pinned.shape)  # the first of equals
-            fractions = tried.gather(0, best.expand(1, *fractions.shape))[0]
+            fractions = trials.gather(0, best.expand(1, *fractions.shape))[0]
             largest = fractions.clamp(min=1.0)
         low, high = self._ends(fractions[0], fractions[1])
         if self.format.wide:
@@ -80,7 +80,7 @@ class MSEObserver(Histogram):
     def _ends(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Fractions of what was seen -> ranges."""
         if self._bare:
-            lowest, highest = self.seen()
+            lowest, highest = self.extremes()
             middle = lowest / 2 + highest / 2
             ends = (middle + (lowest - middle) * low, middle + (highest - middle) * high)
             return ends[0].clamp(min=-FLT_MAX), ends[1].clamp(max=FLT_MAX)

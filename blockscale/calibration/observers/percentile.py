@@ -65,11 +65,11 @@ class Percentile(KeptValues):
         bins = self.bins(signed)
         total = bins.mass.cumsum(-1)
         last = (total[:, -1:] - 1).clamp(min=0)
-        below, above = (_ordered(bins, total, r) for r in ((q * last).floor(), (q * last).ceil()))
+        below, above = (_at_rank(bins, total, r) for r in ((q * last).floor(), (q * last).ceil()))
         return torch.lerp(below, above, (q * last).frac())
 
 
-def _ordered(bins: Bins, total: Tensor, rank: Tensor) -> Tensor:
+def _at_rank(bins: Bins, total: Tensor, rank: Tensor) -> Tensor:
     """The values of rank 0 ... n - 1 in each block [blocks, 1] float64, as if even in their bin."""
     place = torch.searchsorted(total, rank, right=True).clamp(max=total.shape[-1] - 1)
     count = bins.mass.gather(-1, place).clamp(min=1)

@@ -26,7 +26,7 @@ class ResumeError(ValueError):
     """A directory holds blocks of another run: of another recipe, algorithm or model."""
 
 
-class Finished:
+class FinishedBlocks:
     """Blocks that are done, one safetensors file each, written beside its place and renamed.
 
     In a group the first process alone reads and writes files, and sends the others what it read.
@@ -77,16 +77,16 @@ class Finished:
     def load(self, i: int, plans: Sequence[Plan], session: Session) -> None:
         """Put what was chosen in its places."""
         place = self._place(i)
-        held, details = from_bytes(self._read(place), "layers", place)
+        tensors, details = from_bytes(self._read(place), "layers", place)
         for plan in plans:
-            unpack(plan, session, held, details[plan.name])
+            unpack(plan, session, tensors, details[plan.name])
 
     def _read(self, place: Path) -> bytes:
         """A file's bytes, in every process."""
         if self._ranks.alone:
             return place.read_bytes()
         first = self._ranks.rank == 0
-        result = self._ranks.spread(lambda: {place.name: place.read_bytes()} if first else {})
+        result = self._ranks.share_bytes(lambda: {place.name: place.read_bytes()} if first else {})
         return result[place.name]
 
     @staticmethod

@@ -21,7 +21,7 @@ from blockscale.ops.tensor import QTensor
 # Whether a model can be walked block by block, and the walk over all chains that can.
 
 
-def walked(
+def walk_chains(
     start: Callable[[], Session],
     blocks: Sequence[LayerBlock],
     batches: Sequence[Any],

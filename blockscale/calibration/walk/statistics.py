@@ -18,7 +18,7 @@ from blockscale.calibration.input_stats import (
     rows_of,
     watch,
 )
-from blockscale.calibration.mixing import matched, place_of
+from blockscale.calibration.mixing import match_rows, place_of
 from blockscale.calibration.observers import Spec
 from blockscale.calibration.session import (
     Session,
@@ -40,21 +40,21 @@ class FloatInputs:
         self._float_runs = False
         self._collectors: dict[str, DriftCollector] = {}
         self._adds: dict[str, Callable[..., None]] = {}
-        self._held: dict[str, list[Tensor]] = {}
+        self._float_inputs: dict[str, list[Tensor]] = {}
         self._unlike: dict[str, int] = {}
 
     def begin(self, plans: Sequence[Plan]) -> None:
         """Gather for these layers from now on."""
         self._collectors = {p.name: DriftCollector(width(p), p.parameter.device) for p in plans}
         self._adds = {p.name: self._session.ranks.at_owner(p.name, self._adder(p)) for p in plans}
-        self._held = {plan.name: [] for plan in plans}
-        self._unlike = dict.fromkeys(self._held, 0)
+        self._float_inputs = {plan.name: [] for plan in plans}
+        self._unlike = dict.fromkeys(self._float_inputs, 0)
 
     @contextmanager
     def of_the_float_model(self) -> Iterator[None]:
         """As long as this lasts, the float model runs on one batch. Nobody else is told of it."""
-        for held in self._held.values():
-            held.clear()
+        for inputs in self._float_inputs.values():
+            inputs.clear()
         self._float_runs = True
         try:
             yield
@@ -70,7 +70,7 @@ class FloatInputs:
         def tell(x: Tensor, y: Any) -> None:
             if self._float_runs:
                 if gathers:  # cloned, as the model may write into it
-                    self._held[plan.name].append(x.detach().clone())
+                    self._float_inputs[plan.name].append(x.detach().clone())
                 return
             if gathers:
                 self._add(plan, x, y)
@@ -83,10 +83,10 @@ class FloatInputs:
         """A call's input, and that of the same call in the float model. Inputs that are as far from
         each other as from zero are of other rows. An expert may get other tokens than in the float
         model: those that both models sent to it are compared."""
-        held, x = self._held[plan.name], x.detach()
-        target = held.pop(0) if held else None
+        inputs, x = self._float_inputs[plan.name], x.detach()
+        target = inputs.pop(0) if inputs else None
         if target is not None and place_of(plan) is not None:
-            x, target = matched(x, target)
+            x, target = match_rows(x, target)
         if target is None or target.shape != x.shape or _apart(x, target):
             self._unlike[plan.name] += 1
             return
@@ -115,7 +115,7 @@ class FloatInputs:
                 )
                 self._session.details[name].append(f"drift: {note}")
         data = {name: each.result() for name, each in self._collectors.items()}
-        self._collectors, self._adds, self._held = {}, {}, {}
+        self._collectors, self._adds, self._float_inputs = {}, {}, {}
         return {name: drift for name, drift in data.items() if drift is not None}
 
 
@@ -135,7 +135,7 @@ class Looker:
 
     def __init__(self, session: Session, observer: Spec, budget: float):
         self.session, self.observer, self.budget = session, observer, budget
-        self.counted = session.coverage = Coverage()
+        self.counts = session.coverage = Coverage()
         self.first: dict[str, tuple[int, int]] = {}  # of layers' first calls: batch, and place
 
     def look(
@@ -146,37 +146,37 @@ class Looker:
         floats: FloatInputs | None = None,
     ) -> None:
         """One run. plans: all that are called in it; floats: that gathers in it, too."""
-        watched, new = {}, [p.name for p in plans if p.name not in self.counted.layers]
+        counters, new = {}, [p.name for p in plans if p.name not in self.counts.layers]
         for plan in plans:
             value = callbacks.get(plan.name)
-            if plan.name not in self.counted.layers:
+            if plan.name not in self.counts.layers:
                 value = each_of(self.counter(plan), value)
             if floats is not None:
                 value = floats.beside(plan, value)
             if value is not None:
-                watched[plan.module] = self.session.without_padding(plan, value)
-        with watch(watched):
+                counters[plan.module] = self.session.without_padding(plan, value)
+        with watch(counters):
             run()
         if new:
             self._merge(new)
 
     def _merge(self, names: Sequence[str]) -> None:
         """What was counted of these layers in all processes."""
-        self.session.merge(self.counted, names)
+        self.session.merge(self.counts, names)
         for first in self.session.ranks.together(lambda: self.first):
             for name in first.keys() & set(names):
                 self.first[name] = min(first[name], self.first.get(name, first[name]))
 
     def look_once(self, plans: Sequence[Plan], run: Run) -> None:
         """One run if these layers were in none yet."""
-        if not all(plan.name in self.counted.layers for plan in plans):
+        if not all(plan.name in self.counts.layers for plan in plans):
             self.look(plans, {}, run)
 
     def take_back_unseen(self, plans: Sequence[Plan]) -> list[Plan]:
         """Those of these layers that saw nothing so far; they are counted again."""
-        unseen = [plan for plan in plans if self.counted.layers[plan.name].calls == 0]
+        unseen = [plan for plan in plans if self.counts.layers[plan.name].calls == 0]
         for plan in unseen:
-            del self.counted.layers[plan.name]
+            del self.counts.layers[plan.name]
         return unseen
 
     def statistics(
@@ -185,36 +185,36 @@ class Looker:
         """What is known of the inputs of `members`, in groups that the budget allows. gram: whether
         their gram matrices are."""
         for group in groups(members, statistics_bytes, self.budget):
-            callbacks, collectors = self.session.gathering(group, gram=gram)
+            callbacks, collectors = self.session.collect(group, gram=gram)
             self.look(plans, callbacks, run)
-            yield group, self.session.gathered(collectors)
+            yield group, self.session.results_of(collectors)
 
     def observe(
         self,
         plans: Sequence[Plan],
-        weighed: Iterable[Plan],
+        gram_plans: Iterable[Plan],
         run: Run,
         floats: FloatInputs | None = None,
     ) -> dict[str, Tensor]:
-        """Static scales of all `plans` and the grams of `weighed`, in one run if that fits; with
-        `floats` the session has the drifts of `weighed` then."""
+        """Static scales of all `plans` and the grams of `gram_plans`, in one run if that fits; with
+        `floats` the session has the drifts of `gram_plans` then."""
         items: list[tuple[Plan, str]] = [(p, part) for p in plans for part in static_parts(p)]
-        items += [(plan, "gram") for plan in weighed]
+        items += [(plan, "gram") for plan in gram_plans]
         grams: dict[str, Tensor] = {}
         for group in groups(items, self._nbytes, self.budget / (1 if floats is None else 2)):
             targets = [(plan, part) for plan, part in group if part != "gram"]
             learning, observers = self.session.observing(targets, self.observer)
             some = [plan for plan, part in group if part == "gram"]
-            sums = self.session.weighing(some)
+            sums = self.session.gram_sums(some)
             both = dict(learning)
             for name, callback in sums.callbacks.items():
                 both[name] = each_of(callback, learning.get(name))
             if floats is not None:
                 floats.begin(some)
             self.look(plans, both, run, floats)
-            observed = [plan for plan, _ in targets]
-            share(self.session, observed, lambda: self.session.observed(observers))  # noqa: B023
-            grams |= self.session.weighed(sums)
+            observed_plans = [plan for plan, _ in targets]
+            share(self.session, observed_plans, lambda: self.session.use_observers(observers))  # noqa: B023
+            grams |= self.session.finish_grams(sums)
             if floats is not None:
                 drifts = self.session.mixing.drifts(floats.result())
                 self.session.drifts |= self.session.spread_matrices(drifts, some)
@@ -222,12 +222,12 @@ class Looker:
 
     def tell_unseen(self, plans: Sequence[Plan], batches: int) -> None:
         """Note which of these layers saw no data. Raises SkippedError if they may not."""
-        self.counted.batches = batches
+        self.counts.batches = batches
         if self.session.strict:
-            self.counted.raise_if_unseen()
-        unseen = set(self.counted.unseen)
+            self.counts.raise_if_unseen()
+        unseen = set(self.counts.unseen)
         for plan in plans:
-            self.session.tokens[plan.name] = self.counted.layers[plan.name].rows
+            self.session.tokens[plan.name] = self.counts.layers[plan.name].rows
             if plan.name in unseen:
                 self.session.notes[plan.name].append(f"saw no data in {batches} batches")
 
@@ -243,7 +243,7 @@ class Looker:
 
     def counter(self, plan: Plan) -> Callback:
         """What counts a layer's calls, and which layer is called first."""
-        count = self.counted.counter(plan)
+        count = self.counts.counter(plan)
 
         def call(x: Tensor, y: Any) -> None:
             ranks = self.session.ranks

@@ -57,7 +57,7 @@ class Walk:
         if self.floats is not None and self._is_one_block():
             self.sequential = "layers"  # its layers stop for the float model, group by group
         self.budget, self.progress = options.budget, options.progress
-        self.settler, self.finished = options.settler, options.finished
+        self.settler, self.finished_blocks = options.settler, options.finished_blocks
         inside = {plan.name for block in blocks for plan in block.plans}
         self.outside = [plan for plan in session.layers if plan.name not in inside]
         for plans in (self.outside, *(block.plans for block in blocks)):
@@ -82,8 +82,8 @@ class Walk:
                         break  # other shapes: the calls of what comes next are recorded anew
             self._rest()
         first = {block.name: block.plans[0].name for block in self.blocks}
-        noted = self.ranks.together(lambda: [note for lane in self.lanes for note in lane.notes])
-        for name, note in dict.fromkeys(note for notes in noted for note in notes):
+        of_ranks = self.ranks.together(lambda: [note for lane in self.lanes for note in lane.notes])
+        for name, note in dict.fromkeys(note for notes in of_ranks for note in notes):
             self.session.details[first[name]].append(note)
 
     def _compares(self) -> bool:
@@ -95,11 +95,11 @@ class Walk:
 
     def _start(self, runs: int) -> None:
         count, every = len(self.blocks), len(self.batches)
-        done = 0
-        if self.finished is not None:
-            done = sum(i in self.finished for i in range(count))
-            self.progress.say(f"{done} of {count} blocks are done already")
-        steps = (count - done) * self.weights.steps
+        count_done = 0
+        if self.finished_blocks is not None:
+            count_done = sum(i in self.finished_blocks for i in range(count))
+            self.progress.say(f"{count_done} of {count} blocks are done already")
+        steps = (count - count_done) * self.weights.steps
         self.progress.start(count * runs * every + steps)
         if self.settler is not None:
             self.settler.stream.load("", outside=tuple(block.name for block in self.blocks))
@@ -137,12 +137,12 @@ class Walk:
 
     def _next(self, *, verify: bool) -> list[int]:
         """The blocks that can be run next, once the layers before them are chosen."""
-        if self.outside and len(self.main.done) < len(self.blocks):
+        if self.outside and len(self.main.finished_blocks) < len(self.blocks):
             self.looker.look(self.outside, {}, lambda: run_around(self.main))
             unseen = self.looker.take_back_unseen(self.outside)
             self._choose_outside([plan for plan in self.outside if plan not in unseen])
             self.outside = unseen
-        if len(self.main.done) == len(self.blocks):
+        if len(self.main.finished_blocks) == len(self.blocks):
             return []
         with watch({plan.module: self._meet for plan in self.outside}):
             results = [record(lane, verify=verify and lane is self.lanes[0]) for lane in self.lanes]
@@ -159,7 +159,9 @@ class Walk:
 
     def _rest(self) -> None:
         """Blocks that no batch goes through, and the layers after the last block."""
-        unseen = [block for i, block in enumerate(self.blocks) if i not in self.main.done]
+        unseen = [
+            block for i, block in enumerate(self.blocks) if i not in self.main.finished_blocks
+        ]
         if self.settler is not None:
             for block in unseen:
                 self.settler.load(block)
@@ -168,8 +170,8 @@ class Walk:
         if rest:
             self._choose_outside(rest)
         order = {plan.name: i for i, plan in enumerate(self.session.layers)}
-        layers = self.looker.counted.layers
-        self.looker.counted.layers = dict(sorted(layers.items(), key=lambda each: order[each[0]]))
+        layers = self.looker.counts.layers
+        self.looker.counts.layers = dict(sorted(layers.items(), key=lambda each: order[each[0]]))
 
     def _choose_outside(self, plans: Sequence[Plan]) -> None:
         """Layers outside of blocks: the model around the blocks is run for them."""
@@ -179,7 +181,7 @@ class Walk:
             self.weights.transform_layers(group, statistics)
         for part in self._parts(plans, one_by_one=bool(self.sequential)):
             run = self._run_around_both
-            grams = self.looker.observe(part, self._weighed(part), run, self.floats)
+            grams = self.looker.observe(part, self._gram_plans(part), run, self.floats)
             self.looker.look_once(part, lambda: run_around(self.main))
             self.looker.tell_unseen(part, self.count)
             self.weights.choose(part, grams)
@@ -191,15 +193,15 @@ class Walk:
         block = self.blocks[i]
         if self.settler is not None:
             self.settler.load(block)
-        if self.finished is not None and i in self.finished:
-            self.finished.load(i, block.plans, self.session)
+        if self.finished_blocks is not None and i in self.finished_blocks:
+            self.finished_blocks.load(i, block.plans, self.session)
             if self.float is not self.main or not self.sequential:
                 self._run(self.float, i)
             self.main.trust(i)  # its next run is that of the quantized block
         else:
             self._choose_inside(i)
-            if self.finished is not None:
-                self.finished.save(i, block.plans, self.session)
+            if self.finished_blocks is not None:
+                self.finished_blocks.save(i, block.plans, self.session)
         self._go_on(i)
         if self.settler is not None:
             self.settler.settle(self.session, block.name, block.plans)
@@ -227,7 +229,7 @@ class Walk:
         for part in self._parts(plans, one_by_one=self.sequential == "layers"):
             with standing_in(model, layers):
                 grams = self.looker.observe(
-                    part, self._weighed(part), partial(self._run_both, i, layers), self.floats
+                    part, self._gram_plans(part), partial(self._run_both, i, layers), self.floats
                 )
                 self.looker.look_once(part, lambda: self._run(self.main, i))
             if self.weights.by_block:
@@ -292,7 +294,7 @@ class Walk:
         some = [plan for plan in plans if takes_transform(plan)]
         return some if self.transform is not None else []
 
-    def _weighed(self, plans: Sequence[Plan]) -> list[Plan]:
+    def _gram_plans(self, plans: Sequence[Plan]) -> list[Plan]:
         """Those whose grams are needed."""
         return [plan for plan in plans if has_rows(plan)] if self.weights.needs_gram else []
 
@@ -304,4 +306,4 @@ class Walk:
 
     def _more(self) -> bool:
         """Whether anything comes after the block that is chosen for."""
-        return bool(self.outside) or len(self.main.done) + 1 < len(self.blocks)
+        return bool(self.outside) or len(self.main.finished_blocks) + 1 < len(self.blocks)

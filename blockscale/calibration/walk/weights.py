@@ -24,7 +24,7 @@ from blockscale.calibration.choose import (
 from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.input_stats import InputStats
 from blockscale.calibration.session import Session, told_changed
-from blockscale.calibration.walk.resume import Finished
+from blockscale.calibration.walk.resume import FinishedBlocks
 from blockscale.core.work import Progress
 from blockscale.layers.apply import swap
 from blockscale.layers.assembly import build, fitting, parameter_tops, settle_top, without_dynamic
@@ -53,12 +53,12 @@ class Stream:
         self._meta: dict[int, tuple[Tensor, Tensor]] = {}  # what was read, and what it replaced
         real = [t.device for t in model.parameters() if not t.is_meta]
         self.device = real[0] if real else torch.device("cpu")
-        for name, tensor in _named(model):
+        for name, tensor in _named_tensors(model):
             self._names.setdefault(id(tensor), []).append(name)
 
     def load(self, *inside: str, outside: tuple[str, ...] = ()) -> None:
         """Read what the modules of these names have ("" for all), and not what `outside` have."""
-        for name, tensor in list(_named(self.model)):
+        for name, tensor in list(_named_tensors(self.model)):
             target = any(_in(name, each) for each in inside)
             if tensor.is_meta and target and not any(_in(name, each) for each in outside):
                 self._load(tensor)
@@ -99,7 +99,7 @@ class Stream:
         self._meta[id(tensor)] = tensor, result
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
@@ -119,12 +119,12 @@ def _reader(source: Source) -> Callable[[str], Tensor]:
         raise ValueError(f"{path} holds no safetensors files")
     places: dict[str, Path] = {}
     for file in files:
-        with safe_open(str(file), "pt") as opened:
-            places |= dict.fromkeys(opened.keys(), file)
+        with safe_open(str(file), "pt") as file_:
+            places |= dict.fromkeys(file_.keys(), file)
 
     def read(name: str) -> Tensor:
-        with safe_open(str(places[name]), "pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
+        with safe_open(str(places[name]), "pt") as file_:
+            tensor: Tensor = file_.get_tensor(name)
             return tensor
 
     return read
@@ -136,12 +136,12 @@ def _reader(source: Source) -> Callable[[str], Tensor]:
 class Settler:
     """What becomes of a model whose weights are streamed, block by block.
 
-    planned: its parameters of no layer that are quantized, too; seed: as in `bs.calibrate`
+    parameters: its parameters of no layer that are quantized, too; seed: as in `bs.calibrate`
     """
 
     def __init__(self, stream: Stream, seed: int | None):
         self.stream, self.seed = stream, seed
-        self.planned: list[ParameterPlan] = []
+        self.parameters: list[ParameterPlan] = []
         self._weights: dict[int, QWeight] = {}
 
     def load(self, block: LayerBlock) -> None:
@@ -154,18 +154,18 @@ class Settler:
         for plan in without_dynamic(plans, lambda plan: places[plan.name].input is not None):
             assert isinstance(plan, Plan)
             place = places[plan.name]
-            settle_top(plan, session.named, places)
-            session.built[plan.name] = build(plan, self._weights, place, self.seed)
-        inside = [each for each in self.planned if each.name.startswith(f"{block}.")]
+            settle_top(plan, session.by_name, places)
+            session.ready[plan.name] = build(plan, self._weights, place, self.seed)
+        inside = [each for each in self.parameters if each.name.startswith(f"{block}.")]
         tops = parameter_tops(inside)
         for each in inside:
-            session.made[each.name] = quantized(each, self.seed, top=tops.get(each.name))[0]
+            session.weights[each.name] = quantized(each, self.seed, top=tops.get(each.name))[0]
         floats = [plan.parameter for plan in plans if plan.owns_weight]
         self.stream.unload([*floats, *(each.parameter for each in inside)])
 
 
 @contextmanager
-def streamed(
+def stream_weights(
     model: nn.Module,
     source: Source,
     seed: int | None,
@@ -185,7 +185,7 @@ def streamed(
 
 
 class Options(NamedTuple):
-    """How to walk. settler: of weights that are streamed; finished: blocks of an earlier run;
+    """How to walk. settler: of weights that are streamed; finished_blocks: those of an earlier run;
     seed: of what block algorithms draw by chance.
 
     sequential: each block sees what the quantized ones before it leave; "layers": and in a block
@@ -196,7 +196,7 @@ class Options(NamedTuple):
     budget: float
     progress: Progress
     settler: Settler | None = None
-    finished: Finished | None = None
+    finished_blocks: FinishedBlocks | None = None
     seed: int = 0
 
 
@@ -213,7 +213,7 @@ def whole(session: Session, plans: Sequence[Plan]) -> dict[str, QLayer]:
         if q is None:  # what will be rounded plainly
             stored = weight_of(plan)
             stored = stored if place.before is None else place.before.to_weight(stored)
-            settle_top(plan, session.named, session.places)
+            settle_top(plan, session.by_name, session.places)
             q = quantize_parameter(stored, by_nearest(plan.format), None, place.top)[0]
         formats = {
             part: fmt
@@ -307,7 +307,7 @@ class Weights:
         own = [plan for plan in plans if plan.owns_weight]
         steps, places = Steps(self.steps, self._progress), self.session.places
         for plan in own:
-            settle_top(plan, self.session.named, places)
+            settle_top(plan, self.session.by_name, places)
         task = BlockTask(
             block.name, block.module, own, places, calls, targets, grams, self._seed, steps,
             self.session.ranks,
@@ -337,16 +337,16 @@ class Steps(Progress):
     where it takes fewer, such as none for a block without calls, or more."""
 
     def __init__(self, count: int, progress: Progress):
-        self._left, self._told = count, progress
+        self._rest, self._progress = count, progress
 
     def advance(self, name: str = "", amount: int = 1) -> None:
-        amount = min(amount, self._left)
+        amount = min(amount, self._rest)
         if amount:
-            self._left -= amount
-            self._told.advance(name, amount)
+            self._rest -= amount
+            self._progress.advance(name, amount)
 
     def say(self, text: str) -> None:
-        self._told.say(text)
+        self._progress.say(text)
 
     def close(self) -> None:
-        self.advance(amount=self._left)
+        self.advance(amount=self._rest)

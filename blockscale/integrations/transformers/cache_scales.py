@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from blockscale.calibration.batches import Batches, described, inference
+from blockscale.calibration.batches import Batches, describe, inference
 from blockscale.calibration.calibrate import compare_facts, model_facts
 from blockscale.calibration.padding import MASK, Padding
 from blockscale.calibration.ranks import Ranks
@@ -225,7 +225,7 @@ class _Ranges:
         try:
             call(self._model, {**batch, "past_key_values": states, "use_cache": True})
         except Exception as error:
-            error.add_note(f"at batch {number}, {described(batch)}")
+            error.add_note(f"at batch {number}, {describe(batch)}")
             raise
         layers: list[Any] = list(states.layers)  # of several kinds, to transformers' types
         every = [x for layer in layers for x in (layer.keys, layer.values)]

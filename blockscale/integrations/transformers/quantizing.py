@@ -172,7 +172,9 @@ class Quantizing:
         model._weight_conversions = others  # type: ignore[assignment]
         with folded(model, self._recipe) as folding:  # those whose weight was computed by now
             ledger = self._finish()
-        ledger = replace(self._folding.told(folding.told(ledger)), notes=self._notes)
+        ledger = replace(
+            self._folding.with_details(folding.with_details(ledger)), notes=self._notes
+        )
         give_back(_ALL)
         ledger.warn(stacklevel=6)
         return ledger

@@ -39,7 +39,7 @@ def test_runs_are_as_many_as_the_budget_asks_for(budget: float, runs: int) -> No
     assert len(count) == runs
     torch.testing.assert_close(grams["0"], (x.double().T @ x.double()) / 5, rtol=1e-5, atol=1e-6)
     assert look.session.places["1"].input is not None
-    assert {name: seen.calls for name, seen in look.counted.layers.items()} == {"0": 1, "1": 1}
+    assert {name: seen.calls for name, seen in look.counts.layers.items()} == {"0": 1, "1": 1}
     look.look_once(plans, run)
     assert len(count) == runs
     assert len(list(look.statistics(plans, plans, run, gram=True))) == (2 if budget < 2 else 1)

@@ -228,7 +228,7 @@ def test_what_a_source_lacks_is_named(tmp_path: Path) -> None:
 
 def test_by_default_nothing_is_streamed_or_resumed() -> None:
     options = Options("layers", 1.0, Progress())
-    assert (options.settler, options.finished) == (None, None)
+    assert (options.settler, options.finished_blocks) == (None, None)
 
 
 # Layers that stand in for a while.

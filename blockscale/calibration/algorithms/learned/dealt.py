@@ -131,9 +131,9 @@ def _summed(flat: Mapping[int, Tensor], calls: Sequence[int], size: int, ranks: 
     slices = padded.view(len(own), ranks.size, width).transpose(0, 1).contiguous()
     parcels = [part.flatten().view(torch.uint8) for part in slices]
     counts = [len([i for i in calls if i % ranks.size == rank]) for rank in range(ranks.size)]
-    incoming = ranks.swapped(parcels, [count * width * 4 for count in counts])
+    incoming = ranks.swap(parcels, [count * width * 4 for count in counts])
     rows = [iter(part.clone().view(torch.float32).view(-1, width)) for part in incoming]
     total = torch.zeros(width, device=ranks.device)
     for i in calls:
         total += next(rows[i % ranks.size])
-    return ranks.joined(total)[:size]
+    return ranks.join_parts(total)[:size]

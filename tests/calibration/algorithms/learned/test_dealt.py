@@ -89,11 +89,11 @@ class FirstOfTwo:
 
     rank, size, device = 0, 2, torch.device("cpu")
 
-    def swapped(self, parcels: list[Tensor], sizes: list[int]) -> list[Tensor]:
+    def swap(self, parcels: list[Tensor], sizes: list[int]) -> list[Tensor]:
         assert sizes == [2 * 4, 1 * 4]
         return [parcels[0], torch.ones(1).view(torch.uint8)]
 
-    def joined(self, total: Tensor) -> Tensor:
+    def join_parts(self, total: Tensor) -> Tensor:
         return torch.cat([total, total])
 
 
