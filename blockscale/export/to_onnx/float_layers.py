@@ -105,12 +105,12 @@ class FloatLayers(nn.Module):
     model: of the file; sites: where it reads weights, in the order in which they run
     sites: by the names of the layers here
     exempt: {number of a site: why it is no layer of torch's}; what stands here only sees its input
-    rewritten: whether the model has been rewritten, so that all its layers are quantized in it
+    has_codes: whether the model in the file has them, so that all its layers are quantized
     """
 
     def __init__(self, model: FloatModel, sites: Iterable[Site]):
         super().__init__()
-        self.model, self.rewritten = model, False
+        self.model, self.has_codes = model, False
         self.sites: dict[str, Site] = {}
         self.exempt: dict[int, str] = {}
         self.places = nn.ModuleList()
@@ -155,7 +155,7 @@ class FloatLayers(nn.Module):
         if not names:
             return dict(call)
         arrays = {n: each.numpy() if isinstance(each, Tensor) else each for n, each in call.items()}
-        key = names, [isinstance(each, QLayer) for each in layers.values()], self.rewritten
+        key = names, [isinstance(each, QLayer) for each in layers.values()], self.has_codes
         proto = None if key == self._session[0] else self._model_so_far(layers, names)
         try:
             if proto is not None:
@@ -173,7 +173,7 @@ class FloatLayers(nn.Module):
         tensors = {each.name: each for each in proto.graph.initializer}
         for name, layer in layers.items():
             own = isinstance(layer, QLayer) and self.sites[name].number not in self.exempt
-            if own and not self.rewritten:
+            if own and not self.has_codes:
                 tensors[self.sites[name].tensor].raw_data = self._rounded(name)
         return proto
 
@@ -366,7 +366,7 @@ class FileCalibration:
                 session.details[plan.name].append(place)
             elif number in numbers and number not in self.layers.exempt:
                 some.append(plan)
-        session.layers, self.layers.rewritten = some, True
+        session.layers, self.layers.has_codes = some, True
         before = {plan.name: self.layers.get_submodule(plan.name).bias for plan in some}
         try:
             correct_biases(self.layers, session, self._data.batches, self._data.padding)
