@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockscale.calibration.dealing import Effort, deal
-from blockscale.parallel.messages import aligned, gather_messages, packed, swapped, unpacked, wire
+from blockscale.parallel.messages import aligned, exchange, gather_messages, packed, unpacked, wire
 
 T = TypeVar("T")
 
@@ -336,7 +336,7 @@ class Ranks:
 
     def swap(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """A parcel uint8 [bytes] to each process -> one from each, on the model's device."""
-        return swapped(parcels, sizes, self.device, self.group)
+        return exchange(parcels, sizes, self.device, self.group)
 
     def join_parts(self, x: Tensor) -> Tensor:
         """x [n] of each process, n the same in all -> [N * n] in every process."""

@@ -17,7 +17,7 @@ from blockscale.core.parse import parse
 from blockscale.ops import primitives
 from blockscale.ops.quantize import quantize
 from blockscale.ops.tensor import QTensor
-from blockscale.parallel.messages import gather_messages, packed, swapped, unpacked
+from blockscale.parallel.messages import exchange, gather_messages, packed, unpacked
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 
@@ -81,10 +81,10 @@ def hook(
 
     def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         del state
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
         key = tuple(id(parameter) for parameter in bucket.parameters())
-        done.set_result(averaging.mean(bucket.buffer(), bucket.index(), key))
-        return done
+        future.set_result(averaging.mean(bucket.buffer(), bucket.index(), key))
+        return future
 
     return average
 
@@ -95,8 +95,8 @@ class _Averaging:
     def __init__(self, fmt: Format, group: Any, error_feedback: bool, seed: int):
         self.fmt, self.group, self.seed = fmt, group, seed
         self._feedback = error_feedback
-        self._left: dict[int, tuple[Any, Tensor]] = {}
-        self._drawn = 0
+        self._remainders: dict[int, tuple[Any, Tensor]] = {}
+        self._rounds = 0
 
     @torch.no_grad()
     def mean(self, x: Tensor, bucket: int, key: Any) -> Tensor:
@@ -109,32 +109,32 @@ class _Averaging:
         slices = x.new_zeros(size * width, dtype=torch.float32)
         slices[: x.numel()] = x
         slices = slices.view(size, 1, width)
-        shape_of_bucket, rest = self._left.get(bucket, (None, None))
+        shape_of_bucket, rest = self._remainders.get(bucket, (None, None))
         if rest is not None and shape_of_bucket == key:
             slices += rest
-        sent = [self._quantized(each) for each in slices]
-        like = [(part.shape, part.dtype) for part in _parts(sent[0])]
-        parcels = [packed(_parts(q)) for q in sent]
-        received = swapped(parcels, [len(parcels[0])] * size, x.device, self.group)
+        quantized = [self._quantized(each) for each in slices]
+        like = [(part.shape, part.dtype) for part in _parts(quantized[0])]
+        parcels = [packed(_parts(q)) for q in quantized]
+        arrivals = exchange(parcels, [len(parcels[0])] * size, x.device, self.group)
         total = torch.zeros(1, width, device=x.device)
-        for message in received:  # in the order of the processes, whatever came first
+        for message in arrivals:  # in the order of the processes, whatever came first
             total += _of_parts(unpacked(message, like), self.fmt, width).dequantize()
         total /= size
         own = self._quantized(total)
         messages = gather_messages(packed(_parts(own)), self.group, alike=True)
         means = [_of_parts(unpacked(m, like), self.fmt, width).dequantize() for m in messages]
         if self._feedback:
-            rest = slices - torch.stack([q.dequantize() for q in sent])
+            rest = slices - torch.stack([q.dequantize() for q in quantized])
             rest[rank] += size * (total - means[rank])  # the next mean has 1 / size of it
-            self._left[bucket] = key, rest
+            self._remainders[bucket] = key, rest
         return torch.cat(means, -1).flatten()[: x.numel()].to(x.dtype)
 
     def _quantized(self, x: Tensor) -> QTensor:
         """x [1, width] in the format; of stochastic rounding with numbers of its own."""
         if self.fmt.rounding != "stochastic":
             return quantize(x, self.fmt)
-        self._drawn += 1
-        text = f"{self.seed} {dist.get_rank(self.group)} {self._drawn}".encode()
+        self._rounds += 1
+        text = f"{self.seed} {dist.get_rank(self.group)} {self._rounds}".encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
         return quantize(x, self.fmt, seed=int.from_bytes(digest, "little") >> 1)
 

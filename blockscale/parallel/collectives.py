@@ -43,7 +43,7 @@ class _Shared(torch.autograd.Function):
         return total, None
 
 
-class _Gathered(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """All parts along the last dimension; each process has the gradient of its own in the whole."""
 
     @staticmethod
@@ -81,7 +81,7 @@ def shared(x: Tensor, group: Any) -> Tensor:
 
 def join_parts(x: Tensor, places: Sequence[int], rank: int, group: Any) -> Tensor:
     """x [..., part] -> [..., n]: the parts of all processes, which end at `places`."""
-    whole: Tensor = _Gathered.apply(x, places, rank, group)
+    whole: Tensor = _Gather.apply(x, places, rank, group)
     return whole
 
 

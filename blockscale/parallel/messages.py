@@ -38,7 +38,7 @@ def gather_messages(x: Tensor, group: Any = None, *, alike: bool = False) -> lis
     return [each[:size].to(x.device) for each, size in zip(everyone, sizes, strict=True)]
 
 
-def swapped(
+def exchange(
     parcels: Sequence[Tensor], sizes: Sequence[int], device: torch.device, group: Any = None
 ) -> list[Tensor]:
     """A parcel uint8 [bytes] to each process -> one from each, `sizes` bytes, on `device`."""

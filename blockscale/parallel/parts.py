@@ -262,7 +262,7 @@ STYLES: dict[str, tuple[type[nn.Module], int, bool]] = {
 }
 
 
-def put(layer: Any, style: str, group: Any) -> None:
+def cut_layer(layer: Any, style: str, group: Any) -> None:
     """Let a whole layer, whose weight is cut, be this process's part of it, in place."""
     kind, dim, whole_io = STYLES[style]
     table = isinstance(layer, QEmbedding)

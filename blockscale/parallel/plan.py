@@ -21,9 +21,9 @@ from blockscale.parallel.parts import (
     STYLES,
     FloatParameter,
     check_pieces,
+    cut_layer,
     cut_weight,
     pieces_of,
-    put,
     put_float,
     refuses,
     refuses_float,
@@ -48,7 +48,7 @@ KNOWN = (*STYLES, "packed_colwise", _EXPERTS, _TURNED, *_WHOLE)
 Plan = Mapping[str, str] | str
 
 
-class _Planned(NamedTuple):
+class _Step(NamedTuple):
     """What becomes of one thing: its name, what it is, how it is cut."""
 
     name: str
@@ -99,7 +99,7 @@ def deal_layers(
     for step in steps:
         _take(step, cuts, group)
         if step.style == _TURNED:
-            step.what.register_forward_hook(sharing_last(_turned(model), group))
+            step.what.register_forward_hook(sharing_last(_rotary_outputs(model), group))
     return {step.name: step.style for step in steps if step.style not in _WHOLE}
 
 
@@ -114,27 +114,29 @@ def _own_plan(model: nn.Module) -> Mapping[str, str]:
     return dict(plan)
 
 
-def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Planned]:
+def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Step]:
     """What the plan says of each module and quantized parameter. Raises ValueError."""
-    plan = _known(plan)
-    held = dict(all_held(model))
-    things = dict(model.named_modules(remove_duplicate=False)) | held | _float_parameters(model)
-    steps, used = [], set()
+    plan = _current_plan(plan)
+    parameters = dict(all_held(model))
+    things = (
+        dict(model.named_modules(remove_duplicate=False)) | parameters | _float_parameters(model)
+    )
+    steps, patterns = [], set()
     for name, what in things.items():
         pattern = next((p for p in plan if _names(p, name)), None)
         if pattern is None:
             continue
-        used.add(pattern)
+        patterns.add(pattern)
         style = plan[pattern]
         if isinstance(what, nn.Linear | nn.Embedding) and style in _ALONE:
             continue
-        told = _refused(what, style, name in held)
-        if style == _TURNED and not _turned(model):
-            told = "the model's config has no qk_rope_head_dim, the outputs that it is about"
-        if told:
-            raise ValueError(f"{_CALLED}: {name!r} cannot be {style!r}: {told}")
-        steps.append(_Planned(name, what, style))
-    if missing := [] if auto else sorted(set(plan) - used):
+        why = _why_not(what, style, name in parameters)
+        if style == _TURNED and not _rotary_outputs(model):
+            why = "the model's config has no qk_rope_head_dim, the outputs that it is about"
+        if why:
+            raise ValueError(f"{_CALLED}: {name!r} cannot be {style!r}: {why}")
+        steps.append(_Step(name, what, style))
+    if missing := [] if auto else sorted(set(plan) - patterns):
         raise ValueError(f"{_CALLED}: the plan's {missing[0]!r} matches no layer of the model")
     if not any(_weight(step) for step in steps):
         raise ValueError(
@@ -154,7 +156,7 @@ def check_plan(plan: Mapping[str, str], parameters: Mapping[str, Stored], parts:
     parameters: {name: what will be there} of all that are to be quantized
     parts: how many processes
     """
-    plan = _known(plan)
+    plan = _current_plan(plan)
     for name, (fmt, shape) in parameters.items():
         owner, _, last = name.rpartition(".")
         names = (name, owner) if last == "weight" else (name,)
@@ -178,7 +180,7 @@ def _cut_of(style: str, stack: bool) -> tuple[int, int]:
     return _OF_STACKS[style] if stack else (STYLES[style][1], 1)
 
 
-def _known(plan: Mapping[str, str]) -> dict[str, str]:
+def _current_plan(plan: Mapping[str, str]) -> dict[str, str]:
     """A plan in today's names of styles. Raises ValueError for styles that are none."""
     plan = {pattern: _SAME.get(style, style) for pattern, style in plan.items()}
     if unknown := sorted({style for style in plan.values() if style not in KNOWN}):
@@ -196,19 +198,19 @@ def _float_parameters(model: nn.Module) -> dict[str, FloatParameter]:
     }
 
 
-def _partners(model: nn.Module, steps: list[_Planned]) -> list[_Planned]:
+def _partners(model: nn.Module, steps: list[_Step]) -> list[_Step]:
     """Layers that share a weight with one that is cut, as a table and the logits' layer do: cut
     alike, so that they take and give what they did. Raises ValueError for one that cannot be."""
-    planned, partners = {step.name for step in steps}, []
+    names, partners = {step.name for step in steps}, []
     dims = {id(w): STYLES[s.style][1] for s in steps if s.what is not (w := _weight(s)) and w}
     for name, layer in model.named_modules():
-        if not isinstance(layer, QLayer) or name in planned or id(layer.qweight) not in dims:
+        if not isinstance(layer, QLayer) or name in names or id(layer.qweight) not in dims:
             continue
         dim, table = dims[id(layer.qweight)], isinstance(layer, QEmbedding)
         styles = _ALONE[2:] if table else _ALONE[:2]
-        if told := refuses(layer, styles[dim]):
-            raise ValueError(f"{_CALLED}: {name!r}, whose weight is cut, cannot be: {told}")
-        partners.append(_Planned(name, layer, styles[dim]))
+        if why := refuses(layer, styles[dim]):
+            raise ValueError(f"{_CALLED}: {name!r}, whose weight is cut, cannot be: {why}")
+        partners.append(_Step(name, layer, styles[dim]))
     return partners
 
 
@@ -217,13 +219,13 @@ def _names(pattern: str, name: str) -> bool:
     return rules.matches(pattern, name) and not rules.matches(pattern, name.rpartition(".")[0])
 
 
-def _refused(what: Any, style: str, held: bool) -> str:
+def _why_not(what: Any, style: str, is_parameter: bool) -> str:
     """Why a thing cannot be had so; empty if it can."""
     if style == _TURNED:
         return "" if isinstance(what, nn.Linear | QLinear) else "it is no linear layer"
     if style in _WHOLE or style == _EXPERTS:
         return ""
-    if held:
+    if is_parameter:
         stack = len(what.tensor.shape) == 3 and style in _OF_STACKS
         return "" if stack else "it is a quantized parameter, and no stack [experts, n, k] of them"
     if isinstance(what, nn.Linear | nn.Embedding | FloatParameter):
@@ -236,7 +238,7 @@ def _refused(what: Any, style: str, held: bool) -> str:
 Cuts = dict[int, tuple[int, int]]  # of a weight, by id: the dimension, and of how many parts it is
 
 
-def _cuts(steps: list[_Planned], group: Any) -> Cuts:
+def _cuts(steps: list[_Step], group: Any) -> Cuts:
     """How each weight is cut. Raises ValueError where its format, or another layer that has the
     same weight, does not allow it."""
     cuts: Cuts = {}
@@ -259,7 +261,7 @@ def _cuts(steps: list[_Planned], group: Any) -> Cuts:
     return cuts
 
 
-def _weight(step: _Planned) -> QWeight | None:
+def _weight(step: _Step) -> QWeight | None:
     if isinstance(step.what, QWeight):
         return step.what
     if isinstance(step.what, QLayer) and step.style in STYLES:
@@ -267,13 +269,13 @@ def _weight(step: _Planned) -> QWeight | None:
     return None
 
 
-def _agree(steps: list[_Planned], group: Any) -> None:
+def _agree(steps: list[_Step], group: Any) -> None:
     """Raise ValueError, on every process, where not all are about to cut the same."""
-    said = [
+    lines = [
         (s.name, s.style, w and w.fmt, w and tuple(w.shape)) for s in steps for w in [_weight(s)]
     ]
     every: list[Any] = [None] * dist.get_world_size(group)
-    own = hashlib.sha256(repr(said).encode()).hexdigest()
+    own = hashlib.sha256(repr(lines).encode()).hexdigest()
     dist.all_gather_object(every, own, group=group)
     if len(set(every)) > 1:
         other = next(i for i, each in enumerate(every) if each != every[0])
@@ -283,7 +285,7 @@ def _agree(steps: list[_Planned], group: Any) -> None:
         )
 
 
-def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
+def _take(step: _Step, cuts: Cuts, group: Any) -> None:
     """Let this process have its part."""
     if step.style == "replicated_with_grad_allreduce":
         own = isinstance(step.what, FloatParameter)
@@ -302,10 +304,10 @@ def _take(step: _Planned, cuts: Cuts, group: Any) -> None:
         dim, parts = cuts[id(weight)]
         cut_weight(weight, dim, parts, group)
     if step.what is not weight:
-        put(step.what, step.style, group)
+        cut_layer(step.what, step.style, group)
 
 
-def _turned(model: Any) -> int:
+def _rotary_outputs(model: Any) -> int:
     """How many outputs of latent attention's first layer are keys that are turned; 0 if unknown."""
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
@@ -360,8 +362,8 @@ def _kind() -> Any:
             except ValueError as error:
                 module._modules["weight"] = shared
                 name = shared.name.removesuffix(".weight") or type(module).__name__
-                told = str(error).replace("bs.parallel.shard_", _STYLE)
-                raise ValueError(told.replace("'layer'", repr(name))) from None
+                why = str(error).replace("bs.parallel.shard_", _STYLE)
+                raise ValueError(why.replace("'layer'", repr(name))) from None
             return module
 
         def __repr__(self) -> str:

@@ -142,7 +142,7 @@ def sent(rank: int) -> dict[str, Any]:
     sizes = [frm + 2 * rank for frm in range(RANKS)]
     return {
         "gathered": messages.gather_messages(x),
-        "swapped": messages.swapped(parcels, sizes, torch.device("cpu")),
+        "swapped": messages.exchange(parcels, sizes, torch.device("cpu")),
     }
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from blockscale.parallel.messages import (
     ALIGNED,
     aligned,
+    exchange,
     gather_messages,
     packed,
-    swapped,
     unpacked,
     wire,
 )
@@ -56,6 +56,6 @@ def test_one_process(tmp_path: Path) -> None:
             gather_messages(x, alike=True)[0], x
         )
         data = torch.arange(4, dtype=torch.uint8)
-        assert torch.equal(swapped([data], [4], torch.device("cpu"))[0], data)
+        assert torch.equal(exchange([data], [4], torch.device("cpu"))[0], data)
     finally:
         dist.destroy_process_group()
