@@ -217,7 +217,9 @@ def _targets(kind: str, batch: Any, logits: Tensor) -> Tensor:
     """The tokens [B, T] that are asked for at their own places, IGNORED where none is."""
     targets = _labels(batch, logits)
     if targets is None and kind == "labels":
-        raise ValueError("kind 'labels' needs batches with labels [B, T], and -100 where a token has none")
+        raise ValueError(
+            "kind 'labels' needs batches with labels [B, T], and -100 where a token has none"
+        )
     if targets is None:
         tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
         tokens = tokens[0] if isinstance(tokens, tuple | list) else tokens
@@ -327,7 +329,9 @@ def _outputs(output: Any, reference: Any) -> Measurement:
         a, b = (side.detach().reshape(len(side), -1).cpu().double() for side in (theirs, mine))
         sums.append(((a - b).square().sum(1), a.square().sum(1), b.square().sum(1), (a * b).sum(1)))
     if not sums:
-        raise ValueError("neither model returns float tensors to compare: have them return one, or pass figures=")
+        raise ValueError(
+            "neither model returns float tensors to compare: have them return one, or pass figures="
+        )
     error, signal, other, product = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
     size = (signal * other).sqrt()
     cosine = torch.where(size > 0, product / size, (signal == other).double())
