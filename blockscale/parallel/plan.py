@@ -48,7 +48,7 @@ KNOWN = (*STYLES, "packed_colwise", _EXPERTS, _TURNED, *_WHOLE)
 Plan = Mapping[str, str] | str
 
 
-class _Step(NamedTuple):
+class _CutStep(NamedTuple):
     """What becomes of one thing: its name, what it is, how it is cut."""
 
     name: str
@@ -114,7 +114,7 @@ def _own_plan(model: nn.Module) -> Mapping[str, str]:
     return dict(plan)
 
 
-def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Step]:
+def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_CutStep]:
     """What the plan says of each module and quantized parameter. Raises ValueError."""
     plan = _current_plan(plan)
     parameters = dict(all_held(model))
@@ -135,7 +135,7 @@ def _steps(model: nn.Module, plan: Mapping[str, str], auto: bool) -> list[_Step]
             why = "the model's config has no qk_rope_head_dim, the outputs that it is about"
         if why:
             raise ValueError(f"{_CALLED}: {name!r} cannot be {style!r}: {why}")
-        steps.append(_Step(name, what, style))
+        steps.append(_CutStep(name, what, style))
     if missing := [] if auto else sorted(set(plan) - patterns):
         raise ValueError(f"{_CALLED}: the plan's {missing[0]!r} matches no layer of the model")
     if not any(_weight(step) for step in steps):
@@ -198,7 +198,7 @@ def _float_parameters(model: nn.Module) -> dict[str, FloatParameter]:
     }
 
 
-def _partners(model: nn.Module, steps: list[_Step]) -> list[_Step]:
+def _partners(model: nn.Module, steps: list[_CutStep]) -> list[_CutStep]:
     """Layers that share a weight with one that is cut, as a table and the logits' layer do: cut
     alike, so that they take and give what they did. Raises ValueError for one that cannot be."""
     names, partners = {step.name for step in steps}, []
@@ -210,7 +210,7 @@ def _partners(model: nn.Module, steps: list[_Step]) -> list[_Step]:
         styles = _ALONE[2:] if table else _ALONE[:2]
         if why := refuses(layer, styles[dim]):
             raise ValueError(f"{_CALLED}: {name!r}, whose weight is cut, cannot be: {why}")
-        partners.append(_Step(name, layer, styles[dim]))
+        partners.append(_CutStep(name, layer, styles[dim]))
     return partners
 
 
@@ -238,7 +238,7 @@ def _why_not(what: Any, style: str, is_parameter: bool) -> str:
 Cuts = dict[int, tuple[int, int]]  # of a weight, by id: the dimension, and of how many parts it is
 
 
-def _cuts(steps: list[_Step], group: Any) -> Cuts:
+def _cuts(steps: list[_CutStep], group: Any) -> Cuts:
     """How each weight is cut. Raises ValueError where its format, or another layer that has the
     same weight, does not allow it."""
     cuts: Cuts = {}
@@ -261,7 +261,7 @@ def _cuts(steps: list[_Step], group: Any) -> Cuts:
     return cuts
 
 
-def _weight(step: _Step) -> QWeight | None:
+def _weight(step: _CutStep) -> QWeight | None:
     if isinstance(step.what, QWeight):
         return step.what
     if isinstance(step.what, QLayer) and step.style in STYLES:
@@ -269,7 +269,7 @@ def _weight(step: _Step) -> QWeight | None:
     return None
 
 
-def _agree(steps: list[_Step], group: Any) -> None:
+def _agree(steps: list[_CutStep], group: Any) -> None:
     """Raise ValueError, on every process, where not all are about to cut the same."""
     lines = [
         (s.name, s.style, w and w.fmt, w and tuple(w.shape)) for s in steps for w in [_weight(s)]
@@ -285,7 +285,7 @@ def _agree(steps: list[_Step], group: Any) -> None:
         )
 
 
-def _take(step: _Step, cuts: Cuts, group: Any) -> None:
+def _take(step: _CutStep, cuts: Cuts, group: Any) -> None:
     """Let this process have its part."""
     if step.style == "replicated_with_grad_allreduce":
         own = isinstance(step.what, FloatParameter)
