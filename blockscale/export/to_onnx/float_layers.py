@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.bias import correct_biases
 from blockscale.calibration.calibrate import with_notes
-from blockscale.calibration.learn import Data, Methods, chosen
+from blockscale.calibration.learn import Data, Methods, choose
 from blockscale.core.arithmetic.precision import subnormals_kept
 from blockscale.core.ledger import Entry, SkippedError
 from blockscale.core.operand import Operand
@@ -317,7 +317,7 @@ class FileCalibration:
         try:
             with subnormals_kept():
                 plans = plans_for(self.layers, own)
-                self._session = chosen(self.layers, plans, methods, self._data)
+                self._session = choose(self.layers, plans, methods, self._data)
                 self._ledger = apply(self.layers, plans, own, self._session.places)
         except ValueError as error:
             raise self._in_words_of_the_file(error) from error
