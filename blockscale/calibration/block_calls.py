@@ -186,7 +186,7 @@ class NestedTensors(NamedTuple):
         return list(dict.fromkeys(leaf for leaf in self.leaves if isinstance(leaf, Key)))
 
 
-class Sequenced(Sequence[Item]):
+class LazySequence(Sequence[Item]):
     """`count` items that are made when they are read."""
 
     def __init__(self, count: int, item: Callable[[int], Item]):

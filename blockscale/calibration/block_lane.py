@@ -194,7 +194,7 @@ class Lane:
             self.store.add(key, tensor.detach().clone())
         return key
 
-    def known(self, i: int, b: int) -> NestedTensors | None:
+    def output_of(self, i: int, b: int) -> NestedTensors | None:
         """What block i gave for batch b; None if it is not kept."""
         return self._gave[i][b] if i in self._gave else None
 
@@ -227,10 +227,10 @@ class Lane:
     def _last_done(self, i: int) -> int | None:
         """The block of the same chain that was done last."""
         chain = self.blocks[i].chain
-        finished = [
+        ends = [
             j for j in self._gave if j in self.finished_blocks and self.blocks[j].chain == chain
         ]
-        return finished[-1] if finished else None
+        return ends[-1] if ends else None
 
     def _forget(self) -> None:
         """Drop what is needed neither by a call nor by the model around the blocks."""

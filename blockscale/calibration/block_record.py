@@ -135,7 +135,7 @@ class _Recorder:
 
     def _again(self, i: int) -> Any:
         """What a block that is done gave: as it was if that is kept, ghosts if not."""
-        parts = self.lane.known(i, self.b)
+        parts = self.lane.output_of(i, self.b)
         if parts is None:
             return self._ghosts(i)
         return parts.put_together(lambda key: self._own(key, self.lane.store.get(key).clone()))

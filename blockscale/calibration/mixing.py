@@ -259,10 +259,10 @@ def _calling_stack(name: str, count: int) -> Call:
 
     def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = [*args, *kwargs.values()]
-        numbered = [i for i, each in enumerate(inputs) if _numbers(each)]
-        if len(numbered) != 1:
+        at = [i for i, each in enumerate(inputs) if _numbers(each)]
+        if len(at) != 1:
             raise ValueError(_cannot(name, "it is not told which experts each row goes to"))
-        index = inputs[numbered[0]]
+        index = inputs[at[0]]
         weights = [
             i for i, each in enumerate(inputs)
             if isinstance(each, Tensor) and each.shape == index.shape and each.is_floating_point()
@@ -270,7 +270,7 @@ def _calling_stack(name: str, count: int) -> Call:
         if len(weights) != 1:
             raise ValueError(_cannot(name, "the weights of its rows' experts are not among them"))
         every = torch.arange(count, device=index.device, dtype=index.dtype)
-        inputs[numbered[0]] = every.expand(len(index), count).contiguous()
+        inputs[at[0]] = every.expand(len(index), count).contiguous()
         inputs[weights[0]] = torch.ones_like(inputs[weights[0]][:1, :1]).repeat(len(index), count)
         by_name = dict(zip(kwargs, inputs[len(args) :], strict=True))
         module.forward(*inputs[: len(args)], **by_name)

@@ -82,7 +82,7 @@ def share_codes(
     if ranks.alone:
         return dict(choose())
     result = ranks.share_bytes(
-        lambda: {name: codes_to_bytes(chosen) for name, chosen in choose().items()}
+        lambda: {name: codes_to_bytes(codes) for name, codes in choose().items()}
     )
     return {plan.name: codes_from_bytes(result[plan.name], plan) for plan in plans}
 

@@ -37,10 +37,10 @@ def character_errors(found: Sequence[str], expected: Sequence[str]) -> Pair:
     return _errors([list(t) for t in found], [list(t) for t in expected])
 
 
-def _errors(found: list[list[str]], expected: list[list[str]]) -> Pair:
-    if len(found) != len(expected):
-        raise ValueError(f"found {len(found)} texts, expected {len(expected)}")
-    wrong = [edits(a, b) for a, b in zip(found, expected, strict=True)]
+def _errors(texts: list[list[str]], expected: list[list[str]]) -> Pair:
+    if len(texts) != len(expected):
+        raise ValueError(f"found {len(texts)} texts, expected {len(expected)}")
+    wrong = [edits(a, b) for a, b in zip(texts, expected, strict=True)]
     counts = [len(b) for b in expected]
     return torch.tensor(wrong, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
 
@@ -70,10 +70,10 @@ def box_matches(
     }
 
 
-def _hits(found: Tensor, expected: Tensor, overlap: float) -> int:
-    if not len(found) or not len(expected):
+def _hits(boxes: Tensor, expected: Tensor, overlap: float) -> int:
+    if not len(boxes) or not len(expected):
         return 0
-    ratios = _overlaps(found.double(), expected.double())
+    ratios = _overlaps(boxes.double(), expected.double())
     hits = 0
     for row in ratios:
         best = int(row.argmax())

@@ -84,14 +84,14 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
 
     places = _Places(model)
     groups: dict[str, tuple[dict[str, list[str]], Any]] = {}
-    unexpected, ignorable = [], {}
+    strays, ignorable = [], {}
     for name in sorted(stored, key=dot_natural_key):
         new, pattern = places.of(name)
         if new not in places.names:
             if why := places.why_ignored(name):
                 ignorable[name] = why
             else:
-                unexpected.append(name)
+                strays.append(name)
             continue
         converter = None if pattern is None else places.converter(pattern)
         sources = groups.setdefault(new, ({}, converter))[0]
@@ -103,10 +103,8 @@ def moves_of(model: Any, stored: Mapping[str, Sequence[int]]) -> Moves:
         moves.append(
             Move({pattern: tuple(each) for pattern, each in sources.items()}, new, without_check)
         )
-    ignorable |= {name: _HEAD for name in unexpected if places.cut_prefix and places.beside(name)}
-    return Moves(
-        tuple(moves), tuple(name for name in unexpected if name not in ignorable), ignorable
-    )
+    ignorable |= {name: _HEAD for name in strays if places.cut_prefix and places.beside(name)}
+    return Moves(tuple(moves), tuple(name for name in strays if name not in ignorable), ignorable)
 
 
 _HEAD = "it belongs to a head, which this base model does not have"

@@ -31,18 +31,18 @@ def family(name: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text; all columns but the first `left` hold numbers."""
+    """Cells of text; all columns but the first `left_columns` hold numbers."""
 
     title: str
     header: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    left: int = 1
+    left_columns: int = 1
     note: str = ""
 
 
 def markdown(table: Table) -> str:
     """The table in Markdown, without its title and its note."""
-    sides = ["---" if i < table.left else "--:" for i in range(len(table.header))]
+    sides = ["---" if i < table.left_columns else "--:" for i in range(len(table.header))]
     lines = [table.header, sides, *table.rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

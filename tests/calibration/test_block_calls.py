@@ -13,8 +13,8 @@ from blockscale.calibration.block_calls import (
     BlockCall,
     BlockTask,
     Key,
+    LazySequence,
     NestedTensors,
-    Sequenced,
     Shape,
     TensorStore,
     apart,
@@ -98,7 +98,7 @@ def test_nearness() -> None:
 
 def test_sequenced_makes_items_when_they_are_read() -> None:
     read: list[int] = []
-    items = Sequenced(4, lambda i: read.append(i) or i * 10)
+    items = LazySequence(4, lambda i: read.append(i) or i * 10)
     assert (len(items), items[1], items[-1], items[1:3]) == (4, 10, 30, [10, 20])
     assert list(items) == [0, 10, 20, 30]
     with pytest.raises(IndexError):

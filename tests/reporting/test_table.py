@@ -9,7 +9,7 @@ from blockscale.reporting.table import Table, aligned, family, markdown, shape, 
 def test_markdown():
     table = Table("title", ("name", "size"), [("a", "1"), ("b", "20")])
     assert markdown(table) == "| name | size |\n| --- | --: |\n| a | 1 |\n| b | 20 |"
-    assert markdown(Table("", ("a", "b"), [], left=2)) == "| a | b |\n| --- | --- |"
+    assert markdown(Table("", ("a", "b"), [], left_columns=2)) == "| a | b |\n| --- | --- |"
 
 
 def test_aligned():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from blockscale.calibration.algorithms import Transform
-from blockscale.calibration.block_calls import Sequenced, TensorStore
+from blockscale.calibration.block_calls import LazySequence, TensorStore
 from blockscale.calibration.block_lane import Lane
 from blockscale.calibration.block_record import record, run_around
 from blockscale.calibration.choose import (
@@ -242,9 +242,9 @@ class Walk:
 
     def _choose_block(self, i: int, grams: Mapping[str, Tensor]) -> None:
         count, block = len(self.batches), self.blocks[i]
-        calls = Sequenced(count, lambda b: self.main.call_of(i, b))
+        calls = LazySequence(count, lambda b: self.main.call_of(i, b))
         blank = self.session.padding.blank
-        targets = Sequenced(count, lambda b: blank(self.float.target(i, b), self.batches[b]))
+        targets = LazySequence(count, lambda b: blank(self.float.target(i, b), self.batches[b]))
         order = self.looker.in_order(block.plans)
         self.weights.choose_block(block, order, grams, calls, targets)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from blockscale.calibration.algorithms import Transform
 from blockscale.calibration.algorithms.hessian import by_nearest
-from blockscale.calibration.block_calls import BlockTask, Sequenced
+from blockscale.calibration.block_calls import BlockTask, LazySequence
 from blockscale.calibration.choose import (
     choose_each,
     share,
@@ -300,8 +300,8 @@ class Weights:
         block: LayerBlock,
         plans: Sequence[Plan],
         grams: Mapping[str, Tensor],
-        calls: Sequenced,
-        targets: Sequenced,
+        calls: LazySequence,
+        targets: LazySequence,
     ) -> None:
         """The codes of all layers of a block at once. plans: in the order of their calls."""
         own = [plan for plan in plans if plan.owns_weight]

@@ -43,7 +43,7 @@ def as_grid(table: Table) -> Grid:
     """A table for a terminal."""
     grid = Grid(title=table.title, caption=table.note or None, title_justify="left")
     for i, column in enumerate(table.header):
-        grid.add_column(column, justify="left" if i < table.left else "right")
+        grid.add_column(column, justify="left" if i < table.left_columns else "right")
     for row in table.rows:
         grid.add_row(*row)
     return grid

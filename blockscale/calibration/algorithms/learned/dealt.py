@@ -15,7 +15,7 @@ from blockscale.calibration.algorithms.learned.samples import (
     Samples,
     join,
 )
-from blockscale.calibration.block_calls import BlockCall, Sequenced
+from blockscale.calibration.block_calls import BlockCall, LazySequence
 from blockscale.calibration.ranks import Ranks
 
 
@@ -39,8 +39,8 @@ class DealtSamples(Samples):
         every = ranks.together(lambda: own)
         by_name = dict(sorted((i, shape) for each in every for i, shape in each.items()))
         n = ranks.size
-        self._calls = Sequenced(len(by_name), lambda i: calls[i // n])  # those that are here
-        self._targets = Sequenced(len(by_name), lambda i: targets[i // n])
+        self._calls = LazySequence(len(by_name), lambda i: calls[i // n])  # those that are here
+        self._targets = LazySequence(len(by_name), lambda i: targets[i // n])
         self._shapes = [torch.Size(shape) for shape in by_name.values()]
         self._sizes = [shape[0] if len(shape) > 1 else 1 for shape in self._shapes]
         self._apart = True
