@@ -61,7 +61,7 @@ class Rewriting:
     _weights: dict[tuple[str, str], Operand] = field(default_factory=dict)
     _values: dict[Any, str] = field(default_factory=dict)  # what was written already
     _biases: list[Entry] = field(default_factory=list)  # those that are new
-    _written: dict[str, Site] = field(default_factory=dict)  # the first site of a stored tensor
+    _first: dict[str, Site] = field(default_factory=dict)  # the first site of a stored tensor
 
     def __post_init__(self) -> None:
         self._opset = _opset(self.model.proto)
@@ -191,7 +191,7 @@ class Rewriting:
     def _quantized(self, site: Site, scheme: Scheme, entry: Entry) -> Entry:
         tensor, stored = self.model.tensors[site.tensor], self._weights[site.tensor, site.layout]
         fmt = input_of(self.recipe, site)
-        self._written.setdefault(site.tensor, site)
+        self._first.setdefault(site.tensor, site)
         return replace(
             entry, weight=str(scheme.weight), input="" if fmt is None else str(fmt),
             bytes_before=len(tensor.raw_data), bytes_after=_nbytes(stored),
@@ -297,7 +297,7 @@ class Rewriting:
 
     def _ledger(self, sites: Iterable[Site]) -> Ledger:
         how, notes = ({}, ()) if self.calibration is None else self.calibration.entries()
-        for tensor, site in self._written.items():
+        for tensor, site in self._first.items():
             if (own := how.get(site.number)) is not None:
                 entry = self._entries[tensor]
                 self._entries[tensor] = replace(entry, details=own.details, notes=own.notes)
