@@ -24,8 +24,8 @@ from blockscale.calibration.input_stats import Callback, features_last, watch
 from blockscale.calibration.routers import (
     RouterComparison,
     RouterPair,
+    router_lines,
     routers,
-    told_of_routers,
     watch_routers,
 )
 from blockscale.core import reference
@@ -139,7 +139,7 @@ class Comparison:
         notes = [f"{each.name}: {note}" for each in self.layers for note in _notes(each)]
         total = f"model output: {_sqnr(self.output)} dB, cosine {self.output.cosine:.6f}, "
         total += f"max error {self.output.max_error:.3g}; {self.batches} batches"
-        return "\n".join([*lines, *notes, *told_of_routers(self.routers), total])
+        return "\n".join([*lines, *notes, *router_lines(self.routers), total])
 
 
 def _row(layer: LayerComparison) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from blockscale.calibration.matrices import Matrices, read_as_before, read_as_views
 from blockscale.calibration.mixing import TOLD, sets_of
-from blockscale.calibration.session import Session, told_changed
+from blockscale.calibration.session import Session, changed_weight_message
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.ledger import Entry
 from blockscale.core.pack import inputs_first, of_joined_stack, stored_shape, to_stored
@@ -23,7 +23,7 @@ from blockscale.layers.assembly import Supplied
 from blockscale.layers.kinds import quantized_class
 from blockscale.layers.parameters import PLAIN, ParameterPlan, stacks
 from blockscale.layers.plan import Plan
-from blockscale.layers.saturation import lost_signs, told_of_odd
+from blockscale.layers.saturation import lost_signs, odd_values_note
 from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops.tensor import QTensor
 
@@ -66,7 +66,7 @@ class Stacked:
     def notes(self) -> list[str]:
         """What a user should know of its weights in this format."""
         stored = to_stored(self.plan.parameter.detach(), self.plan.layout)
-        odd = told_of_odd(stored)
+        odd = odd_values_note(stored)
         return [odd] * bool(odd) + list(lost_signs("weight", stored, self.plan.format))
 
 
@@ -172,7 +172,7 @@ def same_modules(before: Mapping[str, nn.Module], model: nn.Module) -> None:
     now = dict(model.named_modules(remove_duplicate=False))
     for name in dict.fromkeys([*before, *now]):
         if before.get(name) is not now.get(name):
-            raise RuntimeError(told_changed(name))
+            raise RuntimeError(changed_weight_message(name))
 
 
 # What the ledger says of experts: how many tokens each saw, and what was done for those of few.

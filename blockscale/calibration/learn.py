@@ -32,7 +32,7 @@ from blockscale.calibration.session import (
     static_parts,
     takes_transform,
 )
-from blockscale.calibration.walk.resume import FinishedBlocks, digests_of, told_apart
+from blockscale.calibration.walk.resume import FinishedBlocks, digests_of, run_identity
 from blockscale.calibration.walk.schedule import choose_whole, learns_whole, walk_chains
 from blockscale.calibration.walk.weights import Options, Settler
 from blockscale.core.presets import Calibration, closest_preset, presets
@@ -137,7 +137,7 @@ def _finished_blocks(
     mixed = ALL if data.every else data.minimum
     more += [f"experts {mixed}"] if any(place_of(plan) for plan in layers) else []
     more += ["in a group"] if draws and not ranks.alone else []  # which has bits of its own
-    run = told_apart(layers, methods, batches, names, data.sequential, *seeds, *more)
+    run = run_identity(layers, methods, batches, names, data.sequential, *seeds, *more)
     return FinishedBlocks(data.resume, run, ranks)
 
 

@@ -116,7 +116,7 @@ def watch_routers(pairs: Sequence[RouterPair], *, quantized: bool) -> Iterator[N
             pair.forget()
 
 
-def told_of_routers(comparisons: Sequence[RouterComparison]) -> list[str]:
+def router_lines(comparisons: Sequence[RouterComparison]) -> list[str]:
     """A line on all routers, and which one agrees least."""
     if not comparisons:
         return []

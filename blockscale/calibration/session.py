@@ -327,7 +327,7 @@ def takes_transform(plan: Plan) -> bool:
     return has_rows(plan) and not plan.tied and not of_a_stack(plan)
 
 
-def told_changed(name: str) -> str:
+def changed_weight_message(name: str) -> str:
     """What is raised of a model that does not keep its modules."""
     return (
         f"the model changed {name or 'itself'} while it was calibrated (a list of experts that is "

@@ -86,7 +86,7 @@ def tokenize(path: Path, sentences: Sequence[str], longest: int) -> dict[str, Te
     """Sentences -> input_ids and attention_mask [sentences, tokens]; made-up ones without a
     tokenizer."""
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        return made_up(path, len(sentences), longest)
+        return example_tokens(path, len(sentences), longest)
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -97,7 +97,7 @@ def tokenize(path: Path, sentences: Sequence[str], longest: int) -> dict[str, Te
     return {name: tensors[name] for name in ("input_ids", "attention_mask")}
 
 
-def made_up(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
+def example_tokens(path: Path, rows: int, longest: int) -> dict[str, Tensor]:
     """Tokens drawn at random, without padding: input_ids and attention_mask [rows, at most 16].
 
     Raises ValueError where config.json says nothing sensible of the vocabulary.

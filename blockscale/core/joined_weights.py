@@ -136,7 +136,7 @@ def partners(
                 if len(some) > 1:
                     sharing[name] = tuple(some)
                 if others:
-                    alone[name] = told_alone(others)
+                    alone[name] = lone_scale_note(others)
     return sharing, alone
 
 
@@ -170,13 +170,13 @@ def standing_rows(top: Tensor, fmt: Format, columns: int) -> Tensor:
     return rows
 
 
-def told_alone(others: Sequence[str]) -> str:
+def lone_scale_note(others: Sequence[str]) -> str:
     """In a ledger, of a layer that does not share its outer scale with all that servers join."""
     last = ", ".join(name.rpartition(".")[2] for name in others)
     return f"outer scale not shared with {last}: not quantized in the same format"
 
 
-def told_disagreement(outers: Mapping[str, Tensor | None]) -> str:
+def disagreement_text(outers: Mapping[str, Tensor | None]) -> str:
     """Why layers of one parent cannot be written for servers that join them."""
     parent = next(iter(outers)).rpartition(".")[0]
     last = ", ".join(name.rpartition(".")[2] for name in outers)
@@ -193,7 +193,7 @@ def _number(outer: Tensor) -> str:
     return f"{float(outer.reshape(-1)[0]):.4g}" + " …" * (outer.numel() > 1)
 
 
-def told_shared(name: str, sharing: Sequence[str]) -> str:
+def shared_scale_note(name: str, sharing: Sequence[str]) -> str:
     """In a ledger, of a layer that shares its outer scale."""
     last = ", ".join(other.rpartition(".")[2] for other in sharing if other != name)
     return f"outer scale shared with {last}" if last else "outer scale shared by its parts"
@@ -346,4 +346,4 @@ def sharing(
 
 def group_note(name: str, group: Sequence[str], alone: str = "") -> str:
     """What the ledger says of a weight in a group that shares an outer scale, perhaps empty."""
-    return ", ".join(filter(None, [told_shared(name, group) if group else "", alone]))
+    return ", ".join(filter(None, [shared_scale_note(name, group) if group else "", alone]))

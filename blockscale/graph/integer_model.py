@@ -267,9 +267,9 @@ def _of_sizes(
 def _free_rows(graph: fx.GraphModule) -> None:
     """Let views that keep the first size keep any."""
     for node in each_call(graph, *_VIEWS):
-        sizes_asked, sizes = cast("Any", node.args[1]), shape(node.args[0])
-        if sizes and sizes_asked and -1 not in sizes_asked and sizes_asked[0] == sizes[0]:
-            node.update_arg(1, [-1, *sizes_asked[1:]])
+        view_sizes, sizes = cast("Any", node.args[1]), shape(node.args[0])
+        if sizes and view_sizes and -1 not in view_sizes and view_sizes[0] == sizes[0]:
+            node.update_arg(1, [-1, *view_sizes[1:]])
     graph.recompile()
 
 

@@ -71,7 +71,7 @@ KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 _AUTO = Choice("auto", must=False)
 _choice: ContextVar[Choice] = ContextVar("blockscale_backend", default=_AUTO)
 _settled: dict[tuple[str, str, tuple[str, ...]], Kernel] = {}  # (op, device, spellings): by "auto"
-_can_be_asked: set[tuple[str, str]] = set()  # (backend, device) that were seen to go together
+_known_pairs: set[tuple[str, str]] = set()  # (backend, device) that were seen to go together
 _warned: set[tuple[str, ...]] = set()
 UNORDERED: set[str] = set()  # ops whose float sums no kernel, nor the reference, can keep in order
 
@@ -258,10 +258,10 @@ def _kernel_on(
     op: str, spellings: tuple[str, ...], backend: str, device: str, arguments: tuple[Any, ...]
 ) -> Kernel | None:
     """The kernel of a backend that can be asked, if it has one."""
-    if (backend, device) not in _can_be_asked:
+    if (backend, device) not in _known_pairs:
         if backend not in backends() or not _prefers(backend, device):
             return None
-        _can_be_asked.add((backend, device))
+        _known_pairs.add((backend, device))
     return supporting(op, backend, spellings, arguments)
 
 

@@ -47,7 +47,7 @@ from blockscale.layers.parameters import (
     put_weights,
 )
 from blockscale.layers.plan import Decision, Plan, plan_layers, without_slow
-from blockscale.layers.saturation import told_of_odd
+from blockscale.layers.saturation import odd_values_note
 from blockscale.layers.store import QWeight
 from blockscale.layers.trial import trial
 from blockscale.ops.quantize import quantize
@@ -254,9 +254,9 @@ def mismatches(
     ]
     plans += [each for each in planned if isinstance(each, ParameterPlan)]
     for plan in plans:
-        problem = "" if plan.name in supplied else told_of_odd(plan.parameter.detach())
+        problem = "" if plan.name in supplied else odd_values_note(plan.parameter.detach())
         bias = plan.module._parameters.get("bias") if isinstance(plan, Plan) else None
-        if bias is not None and (of_bias := told_of_odd(bias.detach())):
+        if bias is not None and (of_bias := odd_values_note(bias.detach())):
             problem = "; ".join(filter(None, [problem, of_bias.replace("weights", "biases")]))
         if problem:
             yield replace(plan.entry, status="skipped", reason=problem)

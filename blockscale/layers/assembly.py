@@ -18,7 +18,7 @@ from blockscale.layers.before import Before
 from blockscale.layers.layer import DYNAMIC, QLayer, notes_on_bias, quantize_bias
 from blockscale.layers.parameters import ParameterPlan, quantize_parameter, quantized
 from blockscale.layers.plan import Decision, Plan
-from blockscale.layers.saturation import lost_signs, told_of_odd, tops_of
+from blockscale.layers.saturation import lost_signs, odd_values_note, tops_of
 from blockscale.layers.store import (
     QInput,
     QWeight,
@@ -361,7 +361,7 @@ def weight_in_codes(plan: Plan, place: Supplied, seed: int | None) -> tuple[QWei
     parameter, fmt = plan.parameter, plan.format
     layout, shape = plan.layout, tuple(parameter.shape)
     stored = to_stored(parameter.detach(), layout)
-    notes = [odd] if (odd := told_of_odd(stored)) else []
+    notes = [odd] if (odd := odd_values_note(stored)) else []
     if place.weight is not None:
         notes += lost_signs("weight", stored, fmt)
         return QWeight(place.weight.to(parameter.device), shape, parameter.dtype, layout), notes

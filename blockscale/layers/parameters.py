@@ -28,10 +28,10 @@ from blockscale.layers.saturation import (
     block_ranges,
     by_kernel,
     clipped,
+    clipping_note,
     lost_signs,
+    odd_values_note,
     saturates,
-    told_of_clipped,
-    told_of_odd,
 )
 from blockscale.layers.store import QWeight, StackInput
 from blockscale.ops import primitives
@@ -223,7 +223,7 @@ def quantized(
 def _quantize(plan: ParameterPlan, seed: int | None, top: Tensor | None) -> tuple[QWeight, Entry]:
     fmt, parameter = plan.format, plan.parameter
     stored = to_stored(parameter.detach(), plan.layout)
-    notes = [odd] if (odd := told_of_odd(stored)) else []
+    notes = [odd] if (odd := odd_values_note(stored)) else []
     q, more = quantize_parameter(
         stored, fmt, None if seed is None else named_seed(seed, plan.name), top
     )
@@ -243,12 +243,12 @@ def quantize_parameter(
     draws = seed_tensor(seed, stored.device) if fmt.rounding == "stochastic" else None
     if (result := by_kernel(stored, fmt, draws, top)) is not None:
         outside, scales = clipped(stored, result.qparams, fmt), result.qparams.scale.numel()
-        notes += told_of_clipped(outside, scales, fmt)
+        notes += clipping_note(outside, scales, fmt)
         return QTensor(*result, fmt, stored.shape[-1] if stored.ndim else 1), notes
     ranges = block_ranges(stored, fmt)
     outer = None if top is None else outer_of(top, fmt, stored.shape)
     outside = int(saturates(ranges.low, ranges.high, fmt, outer).sum())
-    notes += told_of_clipped(outside, ranges.low.numel(), fmt)
+    notes += clipping_note(outside, ranges.low.numel(), fmt)
     if outer is None:
         return quantize(stored, fmt, seed=draws), notes
     with subnormals_kept():

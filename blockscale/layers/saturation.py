@@ -42,7 +42,7 @@ def saturates(low: Tensor, high: Tensor, fmt: Format, outer: Tensor | None = Non
     return (a > 0) & (ratio < scale.inner.element.smallest_normal)
 
 
-def told_of_clipped(outside: int, scales: int, fmt: Format) -> list[str]:
+def clipping_note(outside: int, scales: int, fmt: Format) -> list[str]:
     """A note that as many of all scales are not stored as they were chosen; none where all are."""
     if not outside:
         return []
@@ -72,7 +72,7 @@ def not_finite(values: Tensor) -> int:
     return sum(int((~slab.isfinite()).sum()) for slab in _slabs(values))
 
 
-def told_of_odd(weight: Tensor) -> str:
+def odd_values_note(weight: Tensor) -> str:
     """How many numbers of a weight are not finite, in words; empty if none are."""
     odd = not_finite(weight)
     return f"{odd} of {weight.numel()} weights are NaN or infinite" if odd else ""

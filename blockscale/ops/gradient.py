@@ -20,7 +20,7 @@ from blockscale.core.torch_private import (
     single_level,
 )
 from blockscale.kernels.registry import as_chosen, choice
-from blockscale.ops.op import LIBRARY, OPS, Op, nothing_asked
+from blockscale.ops.op import LIBRARY, OPS, Op, is_plain_call
 
 _unpacked: Any = forward_ad.unpack_dual
 _paired: Any = forward_ad.make_dual
@@ -155,7 +155,7 @@ def _kernel(target: Op, forward: Forward | None, backward: Callable[..., Any]) -
         return one_level(target, _save, backward) if transformed else _watch(target, backward)
 
     def kernel(keys: Any, *flat: Any) -> Any:
-        if nothing_asked(keys, flat):
+        if is_plain_call(keys, flat):
             return target.run(*target.signature.bind(*flat))
         flat += defaults[len(flat) :]  # as many as gradients come back
         if tangents := tangents_of(names, flat):

@@ -82,7 +82,7 @@ def _asks_nothing(arg: Any, grad: bool) -> bool:
     return type(arg) in _TENSORS and _is_plain(arg) and not (grad and arg.requires_grad)
 
 
-def nothing_asked(keys: Any, args: tuple[Any, ...]) -> bool:
+def is_plain_call(keys: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call that came to autograd with these dispatch keys only has to be passed on."""
     raw = keys.raw_repr()
     if raw not in _plain:

@@ -81,7 +81,7 @@ def bytes_under(model: nn.Module, layers: Sequence[LayerChoice], formats: Mappin
     return float_bytes(model) - savings
 
 
-def foretold_seconds(
+def predicted_seconds(
     model: nn.Module,
     options: Sequence[WeightOptions],
     candidates: Mapping[str, Candidate],

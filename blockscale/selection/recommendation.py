@@ -26,7 +26,7 @@ from blockscale.selection.errors import (
     bytes_under,
     check,
     float_bytes,
-    foretold_seconds,
+    predicted_seconds,
 )
 from blockscale.selection.objective import Objective
 from blockscale.selection.result import Point, Search, write_whole
@@ -154,7 +154,7 @@ def advise(
         if batches is not None:
             schemes = {each.name: each for each in search.candidates}
             by_name = {name: schemes[candidate] for name, candidate in names.items()}
-            seconds, whole = foretold_seconds(model, options, by_name, batches[0])
+            seconds, whole = predicted_seconds(model, options, by_name, batches[0])
             foretold = replace(
                 foretold, seconds=seconds, float_seconds=whole, quality=point.quality
             )
@@ -175,7 +175,7 @@ def _measure_times(
 ) -> tuple[Search, float | None]:
     """The search with its layers' seconds, and those of the whole float model."""
     if batches is None:
-        inputs: Mapping[nn.Module, Sequence[Tensor]] = _made_up(options)
+        inputs: Mapping[nn.Module, Sequence[Tensor]] = _random_inputs(options)
         times = layer_seconds(inputs, options, search.candidates)
     else:
         inputs = inputs_of(model, options, batches[0])
@@ -192,7 +192,7 @@ def _with_times(layer: LayerChoice, times: Mapping[tuple[str, str], float]) -> L
     return replace(layer, candidates=own, seconds=times.get((layer.name, "")))
 
 
-def _made_up(options: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
+def _random_inputs(options: Sequence[WeightOptions]) -> dict[nn.Module, list[Tensor]]:
     """Rows of normal numbers for the layers that multiply them; the others are not timed."""
     return {
         module: [_random_rows(choice, _ALONE)]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from blockscale.calibration.batches import Batches, inference, listener
-from blockscale.calibration.walk.resume import digests_of, told_apart
+from blockscale.calibration.walk.resume import digests_of, run_identity
 from blockscale.core.work import Progress
 from blockscale.kernels.hardware import hardware
 from blockscale.layers.guards import check_whole, ordinary_tensors
@@ -136,7 +136,7 @@ def _identity(
     plans = [plan for choice in options for own in choice.plans.values() for plan in own]
     methods = [what.name, *what.functions, request.score, request.seed]
     every = digests_of([*batches[0], *batches[1]])
-    return told_apart(plans, methods, every, len(batches[0]))
+    return run_identity(plans, methods, every, len(batches[0]))
 
 
 def plain_hardware() -> dict[str, Any]:

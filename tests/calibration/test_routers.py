@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import blockscale as bs
-from blockscale.calibration.routers import RouterComparison, routers, told_of_routers
+from blockscale.calibration.routers import RouterComparison, router_lines, routers
 
 IDS = [{"input_ids": torch.randint(2, 96, (2, 9))} for _ in range(2)]
 
@@ -89,7 +89,7 @@ def test_models_without_routers_say_nothing() -> None:
 
 def test_the_line_names_the_least() -> None:
     rows = [RouterComparison("a", 10, 2, 0.95, 0.9), RouterComparison("b", 30, 2, 0.75, 0.5)]
-    (line,) = told_of_routers(rows)
+    (line,) = router_lines(rows)
     assert line.startswith("routers: 80.00 % of the experts that 2 routers choose")
     assert line.endswith("least b, 75.00 %")
-    assert told_of_routers([]) == []
+    assert router_lines([]) == []

@@ -138,7 +138,7 @@ def test_who_shares_with_whom() -> None:
     assert alone["a.v_proj"].startswith("outer scale not shared with q_proj, k_proj")
     assert alone["b.w1"].startswith("outer scale not shared with w3") and "b.w3" not in alone
     assert (
-        joined_weights.told_shared("a.q_proj", sharing["a.q_proj"])
+        joined_weights.shared_scale_note("a.q_proj", sharing["a.q_proj"])
         == "outer scale shared with k_proj"
     )
 

@@ -26,7 +26,7 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "backends", lambda: ("cpu", "cuda", "other"))
     monkeypatch.setattr(registry, "_takes", lambda backend, device: backend in ("other", device))
     monkeypatch.setattr(registry, "_settled", {})
-    monkeypatch.setattr(registry, "_can_be_asked", set())
+    monkeypatch.setattr(registry, "_known_pairs", set())
     monkeypatch.setattr(registry, "KERNELS", {})
     monkeypatch.setattr(registry, "_warned", set())
     monkeypatch.setattr(registry, "unavailable", reasons.get)

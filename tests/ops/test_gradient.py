@@ -17,13 +17,13 @@ from tests.support.ops_dispatch import X, call
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether autograd was asked for more than to pass the call on, call by call."""
     answers: list[bool] = []
-    nothing_asked = gradient.nothing_asked
+    is_plain_call = gradient.is_plain_call
 
     def watched(keys: object, args: tuple[object, ...]) -> bool:
-        answers.append(not nothing_asked(keys, args))
+        answers.append(not is_plain_call(keys, args))
         return not answers[-1]
 
-    monkeypatch.setattr(gradient, "nothing_asked", watched)
+    monkeypatch.setattr(gradient, "is_plain_call", watched)
     return answers
 
 

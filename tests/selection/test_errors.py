@@ -120,7 +120,7 @@ def test_seconds_are_those_of_the_layers_exchanged(monkeypatch):
     candidates = {each.name: each for each in read(["mxfp4"])}
     found, _ = choices(model, read(["mxfp4"]))
     chosen = {"0": candidates["mxfp4"], "4": candidates["mxfp4"]}
-    told = estimate.foretold_seconds(model, found, chosen, batches()[0])
+    told = estimate.predicted_seconds(model, found, chosen, batches()[0])
     assert told == (4 + 32 + 4, 96.0)
 
 

@@ -32,7 +32,7 @@ def _times_that_are_known(monkeypatch):
         bits = [each.bits(chosen[each.name]) / each.elements for each in found]
         return 3.0 + sum(bits), 3.0 + 32.0 * len(found)
 
-    monkeypatch.setattr(module, "foretold_seconds", foretold)
+    monkeypatch.setattr(module, "predicted_seconds", foretold)
     monkeypatch.setattr(module, "layer_seconds", seconds)
     monkeypatch.setattr(module, "race", lambda calls: dict.fromkeys(calls, 1.0))
 

@@ -8,17 +8,17 @@ from torch import nn
 import blockscale as bs
 from blockscale.selection.candidates import choices, read
 from blockscale.selection.recommend import by_weights
-from blockscale.selection.recommendation import _made_up, _of_layers, _rows, claims_of, count
+from blockscale.selection.recommendation import _of_layers, _random_inputs, _rows, claims_of, count
 from tests.selection.models import CANDIDATES, batches, mlp
 
 
 def test_inputs_are_made_up_for_layers_that_multiply():
     model = nn.Sequential(nn.Linear(16, 8), nn.Conv2d(16, 4, 1), nn.Embedding(20, 64))
     found, _ = choices(model, read(["mxfp4"]))
-    made = _made_up(found)
+    made = _random_inputs(found)
     assert [type(module) for module in made] == [nn.Linear]
     assert made[model[0]][0].shape == (64, 16)
-    assert torch.equal(made[model[0]][0], _made_up(found)[model[0]][0])
+    assert torch.equal(made[model[0]][0], _random_inputs(found)[model[0]][0])
 
 
 def test_no_rows_where_nothing_multiplies():

@@ -31,7 +31,7 @@ class FinishedBlocks:
 
     In a group the first process alone reads and writes files, and sends the others what it read.
 
-    run: what tells this run from others (`told_apart`)
+    run: what tells this run from others (`run_identity`)
     """
 
     def __init__(self, path: str | Path, run: str, ranks: Ranks = ALONE):
@@ -106,7 +106,7 @@ class FinishedBlocks:
             beside.unlink(missing_ok=True)
 
 
-def told_apart(
+def run_identity(
     plans: Iterable[Plan], methods: Sequence[object], batches: Sequence[str], *more: object
 ) -> str:
     """What a run is: its layers, their formats and weights, its algorithms and batches.

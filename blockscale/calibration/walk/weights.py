@@ -23,7 +23,7 @@ from blockscale.calibration.choose import (
 )
 from blockscale.calibration.find_blocks import LayerBlock
 from blockscale.calibration.input_stats import InputStats
-from blockscale.calibration.session import Session, told_changed
+from blockscale.calibration.session import Session, changed_weight_message
 from blockscale.calibration.walk.resume import FinishedBlocks
 from blockscale.core.work import Progress
 from blockscale.layers.apply import swap
@@ -249,7 +249,7 @@ def standing_in(model: nn.Module, layers: dict[str, QLayer]) -> Iterator[None]:
         swap(model, old)
     for name, layer in layers.items():
         if there[name] is not layer:
-            raise RuntimeError(told_changed(name))
+            raise RuntimeError(changed_weight_message(name))
 
 
 def quantized_so_far(session: Session, plans: Sequence[Plan], *, inputs: bool) -> dict[str, QLayer]:

@@ -21,8 +21,8 @@ from blockscale.calibration.calibrate import calibrate
 from blockscale.cli.commands.audit import audit_table
 from blockscale.cli.model_directory import (
     SENTENCES,
+    example_tokens,
     fitting,
-    made_up,
     program,
     read_model,
     tokenize,
@@ -335,7 +335,7 @@ def _example(
     """What the model is called with: sentences where scales depend on them, else any tokens."""
     if reads_sentences(target, recipe):
         return tokenize(path, sentences, tokens)
-    return made_up(path, len(sentences), tokens)
+    return example_tokens(path, len(sentences), tokens)
 
 
 def _write_directory(

@@ -91,12 +91,12 @@ def _name(entry: Entry, entries: dict[str, Entry]) -> str | None:
     return next((name for name in names if name in entries), None)
 
 
-def _reason(expected: Entry, found_entry: Entry) -> str:
+def _reason(expected: Entry, entry: Entry) -> str:
     """Why a weight of a file is not what is said of it, or nothing."""
-    if found_entry.status != "quantized":
-        return found_entry.reason
+    if entry.status != "quantized":
+        return entry.reason
     bits = parse(expected.weight).bits
-    stored = 8 * found_entry.bytes_after / max(expected.elements or found_entry.elements, 1)
+    stored = 8 * entry.bytes_after / max(expected.elements or entry.elements, 1)
     if stored >= 32 or stored > max(2 * bits, 10) + 16:
         return f"the file takes {stored:.1f} bits of an element"
     return ""

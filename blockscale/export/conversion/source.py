@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blockscale.core.format import Format
-from blockscale.core.joined_weights import groups, partners, shares, told_disagreement, top_of
+from blockscale.core.joined_weights import disagreement_text, groups, partners, shares, top_of
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import json_object, quote, read_json
 from blockscale.export.checkpoints.checkpoint import Checkpoint, Stored
@@ -225,7 +225,7 @@ def settle_joined(
         outers = {step.name: _outer_of(source, step) for step in some}
         if len(some) < 2 or _same(list(outers.values())):
             continue
-        info = told_disagreement({layer_of(n): outer for n, outer in outers.items()})
+        info = disagreement_text({layer_of(n): outer for n, outer in outers.items()})
         if recipe is None:
             reasons |= dict.fromkeys(outers, info)
             continue

@@ -22,8 +22,8 @@ from blockscale.export.to_compressed_tensors.schemes import (
     UnsupportedError,
     expert_patterns,
     experts_note,
+    input_note,
     scheme,
-    told_of_inputs,
 )
 from blockscale.export.to_compressed_tensors.tensors import (
     input_tensors,
@@ -222,7 +222,7 @@ def _as_stored(tensors: Mapping[str, Tensor], model: nn.Module, back: Back) -> d
 
 def _reader(layer: QLinear, scheme: LayerScheme) -> str:
     """What has to be said of how transformers and vLLM load the layer."""
-    lines = [_loads(layer, scheme), told_of_inputs(scheme)]
+    lines = [_loads(layer, scheme), input_note(scheme)]
     return "; ".join(filter(None, lines))
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from blockscale.core.joined_weights import groups, told_disagreement
+from blockscale.core.joined_weights import disagreement_text, groups
 from blockscale.files.directory.output import absolute, check_names, check_target
 from blockscale.files.metadata import TensorInfo
 from blockscale.files.renaming_apart import Back
@@ -89,7 +89,7 @@ def disagreements(layers: Mapping[str, QLayer]) -> list[str]:
         numbers = {name: _numbers(layers[name]) for name in group}
         outers = {name: each.outer for name, each in numbers.items() if each.outer is not None}
         if _differ(list(outers.values())):
-            lines.append(told_disagreement(outers))
+            lines.append(disagreement_text(outers))
         for what, part in (("static input scales", "input"), ("zero points of inputs", "zero")):
             some = {n: of for n, e in numbers.items() if (of := getattr(e, part)) is not None}
             if _differ(list(some.values())):

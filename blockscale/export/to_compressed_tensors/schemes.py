@@ -89,7 +89,7 @@ _QUANTIZES = {
 }
 
 
-def told_of_inputs(scheme: LayerScheme) -> str:
+def input_note(scheme: LayerScheme) -> str:
     """What vLLM does with weights whose inputs are to stay in float; empty where it leaves them."""
     return _QUANTIZES.get(scheme.layout, "") if scheme.inputs is None else ""
 

@@ -16,8 +16,8 @@ from blockscale.export.to_compressed_tensors.schemes import (
     UnsupportedError,
     expert_patterns,
     experts_note,
+    input_note,
     scheme,
-    told_of_inputs,
 )
 from blockscale.export.to_compressed_tensors.tensors import tensors_of
 from blockscale.export.writers import Json, Kind, PlannedTensor, Writer, float_layers, layer_of
@@ -98,7 +98,7 @@ class CompressedTensorsWriter(Writer):
         experts = {name: experts_note(each) for name, each in data.items() if ".experts." in name}
         first = {note: name for name, note in reversed(experts.items()) if note}
         lines = [f"{name} and others: {note}" for note, name in first.items()]
-        return lines + list(dict.fromkeys(filter(None, map(told_of_inputs, data.values()))))
+        return lines + list(dict.fromkeys(filter(None, map(input_note, data.values()))))
 
     def config(self, tensors: Sequence[PlannedTensor], config: Json) -> Json:
         """`quantization_config`: a group of layers for each scheme, and the layers of none."""

@@ -78,10 +78,10 @@ def check_target(target: Path, force: int, ours: Callable[[Path], bool] = has_le
         )
     _check_sticky(target)
     if not is_empty_folder(target):
-        _check_taken(target, force, ours)
+        _check_occupied(target, force, ours)
 
 
-def _check_taken(target: Path, force: int, ours: Callable[[Path], bool]) -> None:
+def _check_occupied(target: Path, force: int, ours: Callable[[Path], bool]) -> None:
     if not force:
         raise FileError(
             f"{target} exists: choose another output, or replace it with --force (force=True)"

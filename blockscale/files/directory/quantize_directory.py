@@ -87,7 +87,7 @@ def run_plan(
     check_output(goal, plan, force)
     _tell_leftovers(goal, plan, progress)
     with Workspace(goal, plan.digest) as work:
-        with told_of_full_disk(goal):
+        with explain_full_disk(goal):
             try:
                 ledger = _fill(plan, work, progress, write)
             except BaseException as error:
@@ -103,7 +103,7 @@ def run_plan(
 
 
 @contextmanager
-def told_of_full_disk(goal: Path) -> Iterator[None]:
+def explain_full_disk(goal: Path) -> Iterator[None]:
     """Raise FileError where there is no room."""
     try:
         yield

@@ -27,7 +27,7 @@ from blockscale.files.slabs.quantize_tensor import StoredRows, TensorQuantizer
 from blockscale.files.slabs.rows import FloatRows, Rows
 from blockscale.files.stream import Reader, StreamWriter, Tensors
 from blockscale.layers.assembly import beside_rows
-from blockscale.layers.saturation import lost_signs, told_of_odd
+from blockscale.layers.saturation import lost_signs, odd_values_note
 from blockscale.ops.quantize import quantize
 
 
@@ -185,7 +185,7 @@ class ByProfile:
             )
         except ValueError as error:
             raise ValueError(f"{self._name}: {error}") from None
-        odd = told_of_odd(x)
+        odd = odd_values_note(x)
         self.notes = (*([odd] if odd else []), *lost_signs("weight", x, q.format))
         for part in q.format.parts:
             yield StoredRows(part, 0, getattr(q.qparams, part))

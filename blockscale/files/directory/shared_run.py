@@ -38,10 +38,10 @@ from blockscale.files.directory.plan import (
     stamp,
 )
 from blockscale.files.directory.quantize_directory import (
+    explain_full_disk,
     plan_directory,
     run_plan,
     start_progress,
-    told_of_full_disk,
 )
 from blockscale.files.directory.ranks import StoreRanks
 from blockscale.files.directory.shard import Quantize, is_finished, tensor_source, write_tensor
@@ -212,7 +212,7 @@ class SharedRun:
     def _work(self, path: Path, journal: Journal, progress: "SharedProgress") -> None:
         where: Where = {}
         with (
-            told_of_full_disk(self.goal), Pool() as pool, Digests() as digests, subnormals_kept(),
+            explain_full_disk(self.goal), Pool() as pool, Digests() as digests, subnormals_kept(),
         ):  # fmt: skip
             quantize = Quantize(self._seed, pool.map, Tops(self._root, where, pool.map))
             while (piece := self._ranks.take()) is not None:

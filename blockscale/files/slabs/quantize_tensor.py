@@ -37,12 +37,12 @@ from blockscale.files.slabs.pool import Map
 from blockscale.layers.saturation import (
     by_kernel,
     clipped,
+    clipping_note,
     ends,
     has_kernel,
     lost_signs,
     not_finite,
     saturates,
-    told_of_clipped,
 )
 from blockscale.ops import primitives
 from blockscale.ops.batching import within_rows
@@ -131,7 +131,7 @@ class TensorQuantizer:
         notes = []
         if self._odd:
             notes.append(f"{self._odd} of {prod(self._shape)} weights are NaN or infinite")
-        notes += told_of_clipped(self._clipped, self._scales, self._fmt)
+        notes += clipping_note(self._clipped, self._scales, self._fmt)
         return (*notes, *self._signs)
 
     def _passes(self) -> Iterator[SlabRows]:

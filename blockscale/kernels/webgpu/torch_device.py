@@ -348,7 +348,7 @@ def on_gpu(x: Tensor) -> Memory:
     return copy.memory
 
 
-def given_back(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
+def wrap_memory(memory: Memory, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
     """A result where `like` is: on the GPU, or read back to the CPU."""
     if isinstance(like, WebGPUTensor):
         return WebGPUTensor(memory, shape, dtype)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import blockscale as bs
-from blockscale.core.joined_weights import told_disagreement
+from blockscale.core.joined_weights import disagreement_text
 from blockscale.export.conversion.source import source_of
 from tests.support.conversion_models import CONFIG, tensors, write
 from tests.support.file_models import write_model
@@ -119,7 +119,7 @@ def test_other_formats_quantized_again_share_it_too(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    told = told_disagreement({"a.q_proj": torch.ones(1, 1), "a.k_proj": None})
+    told = disagreement_text({"a.q_proj": torch.ones(1, 1), "a.k_proj": None})
     assert told.startswith(
         "q_proj, k_proj of a have the outer scales 1, not chosen yet, and servers"
     )

@@ -4,7 +4,7 @@
 import pytest
 
 import blockscale as bs
-from blockscale.export.to_compressed_tensors.schemes import UnsupportedError, scheme, told_of_inputs
+from blockscale.export.to_compressed_tensors.schemes import UnsupportedError, input_note, scheme
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_the_library_takes_every_description():
 
 def test_what_vllm_does_with_inputs_that_stay_in_float() -> None:
     told = {
-        fmt: told_of_inputs(scheme(bs.parse(fmt), None, static=False))
+        fmt: input_note(scheme(bs.parse(fmt), None, static=False))
         for fmt in ("mxfp8", "mxfp4", "int4")
     }
     assert "vLLM (0.32) quantizes the inputs of mxfp8" in told["mxfp8"]
     assert "as well where a GPU" in told["mxfp4"] and not told["int4"]
-    assert not told_of_inputs(scheme(bs.parse("mxfp8"), bs.parse("mxfp8"), static=False))
+    assert not input_note(scheme(bs.parse("mxfp8"), bs.parse("mxfp8"), static=False))

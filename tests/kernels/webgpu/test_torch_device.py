@@ -20,11 +20,11 @@ from blockscale.kernels.webgpu.gpu.memory import upload
 from blockscale.kernels.webgpu.torch_device import (
     HANDLERS,
     WebGPUTensor,
-    given_back,
     handles,
     is_whole,
     on_gpu,
     rows,
+    wrap_memory,
 )
 from tests.kernels.webgpu.torch_ops.conftest import device as device
 from tests.kernels.webgpu.torch_ops.conftest import opened as opened
@@ -229,7 +229,7 @@ def test_memory_of_views_and_of_the_cpu(device: torch.device) -> None:
         assert not is_whole(view)  # type: ignore[arg-type]
         memory = on_gpu(view)
         assert torch.equal(
-            given_back(memory, tuple(view.shape), view.dtype, torch.ones(1)), view.cpu()
+            wrap_memory(memory, tuple(view.shape), view.dtype, torch.ones(1)), view.cpu()
         )
-    assert torch.equal(given_back(upload(x), (2, 3), x.dtype, on).cpu(), x)
-    assert torch.equal(given_back(on_gpu(x), (2, 3), x.dtype, x), x)
+    assert torch.equal(wrap_memory(upload(x), (2, 3), x.dtype, on).cpu(), x)
+    assert torch.equal(wrap_memory(on_gpu(x), (2, 3), x.dtype, x), x)

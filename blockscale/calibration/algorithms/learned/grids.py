@@ -43,7 +43,7 @@ class BlockRanges:
         shape = (1 + self.two_ends, *start.scale.shape)
         self.factors = torch.zeros(shape, device=start.scale.device)
         self.has_factors = False  # whether any factor is not 0
-        self._ends = _found_ends(self._start, self._step, single) if self.two_ends else None
+        self._ends = _range_ends(self._start, self._step, single) if self.two_ends else None
 
     def qparams(self) -> QParams:
         """What is stored for the factors now, the outer scale per block."""
@@ -83,7 +83,7 @@ class BlockRanges:
         return _clamp(torch.stack(ends) * log(2))
 
 
-def _found_ends(start: QParams, step: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+def _range_ends(start: QParams, step: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value that the codes of each block can mean."""
     low, high = fmt.element.limits(fmt.wide)
     if start.offset is not None:

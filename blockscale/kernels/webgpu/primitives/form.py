@@ -24,7 +24,7 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, Texels, allocate, uploa
 from blockscale.kernels.webgpu.gpu.probe import DeviceArithmetic, arithmetic
 from blockscale.kernels.webgpu.gpu.shader import Constant, Roles, Shader, ShaderKernel
 from blockscale.kernels.webgpu.spec import Coding, shader_of
-from blockscale.kernels.webgpu.torch_device import WebGPUTensor, given_back, on_gpu
+from blockscale.kernels.webgpu.torch_device import WebGPUTensor, on_gpu, wrap_memory
 
 # A format, and the tensors of a call, as the kernels of the primitives take them.
 
@@ -95,7 +95,7 @@ def result(shape: Sequence[int], dtype: torch.dtype) -> Memory:
 
 def back(memory: Memory, shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
     """A result where `like` is."""
-    return given_back(memory, tuple(shape), dtype, like)
+    return wrap_memory(memory, tuple(shape), dtype, like)
 
 
 def move_like(tensor: Tensor, like: Tensor) -> Tensor:
