@@ -106,7 +106,6 @@ def test_mx(data: str, element: str, rule: str) -> None:
         assert compared.float().mean() > 0.9
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("element", DTYPES)
 def test_nan_poisons_its_block(element: str, rule: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 from blockscale.core.parse import CATALOG, parse
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_a_value(name: str) -> None:
     fmt = parse(name)

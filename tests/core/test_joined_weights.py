@@ -177,7 +177,6 @@ def stored(x: torch.Tensor, fmt: Format) -> list[torch.Tensor]:
     return [q.packed, *(part for part in q.qparams if part is not None)]
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_matrix_is_as_if_alone(spelling: str, parts: int) -> None:

@@ -46,14 +46,12 @@ NAMED = {
 }
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", NAMED)
 def test_named_formats(name: str) -> None:
     assert str(parse(name)) == NAMED[name]
     assert formats()[name] == parse(NAMED[name])
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_the_catalogue_reads_back(name: str) -> None:
     fmt = parse(name)
@@ -366,7 +364,6 @@ def test_people_read_names() -> None:
     assert display_name("") == "" and display_name("float32") == "float32"
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CATALOG)
 def test_a_named_format_is_quantized_with(name: str) -> None:
     """It fits a matrix, and what is stored of an element has fewer bits than float32."""

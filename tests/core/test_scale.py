@@ -118,7 +118,6 @@ def telling_mantissas() -> np.ndarray:
     return np.unique(near[(near >= 0) & (near < 2**23)])
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("rule", exact.RULES)
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_what_a_rule_means(element: str, rule: str) -> None:

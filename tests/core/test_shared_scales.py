@@ -38,7 +38,7 @@ def places_of(name: str, shape: tuple[int, ...], dim: int, count: int, on_units:
     return deal(n, count, byte if step != byte else 1 if dim < len(shape) - 1 else 8)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "dim", "count"), crossed(3, [*formats(), *MORE], (0, 1), (2, 3, 4))
 )

@@ -26,7 +26,6 @@ MORE = (
 )  # fmt: skip
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", [*CATALOG, *MORE])
 def test_pieces_are_those_of_the_whole(fmt: str) -> None:
     x = torch.randn(6, 8, 64)
@@ -64,7 +63,6 @@ def test_rows_of_matrices_and_what_cannot_be_cut() -> None:
     assert torch.equal(dequantize(last, torch.float32), partial.dequantize()[4:7])
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_matrix_is_cut_as_it_is(spelling: str, parts: int) -> None:

@@ -120,7 +120,6 @@ def test_profiles_without_another() -> None:
     assert for_rows(bs.profile("gguf.q8_0"), (8, 48)) is bs.profile("gguf.q8_0")
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", names())
 def test_every_profile_reads_back(name: str) -> None:
     profile = bs.profile(name)

@@ -60,7 +60,6 @@ def test_grids_scales_codes_and_values_are_numpys(spread: float) -> None:
         assert 0.68 < ratio < 0.72  # the paper's figure is .71
 
 
-@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fmt",
     ["if4:group16:fp32", "if4:token:fp16", "if4:tile2x8:(e4m3:token:fp32)", "if4:flat16:bf16",

@@ -48,7 +48,6 @@ def test_names_that_are_none(name: str) -> None:
         read_element(name)
 
 
-@pytest.mark.some(2)
 @pytest.mark.parametrize("spelling", FORMATS)
 def test_codes_and_values_by_search(spelling: str) -> None:
     x = torch.randn(8, 48)

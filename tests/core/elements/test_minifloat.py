@@ -93,7 +93,6 @@ def test_nearest_even_is_ml_dtypes_cast(name: str, points: str) -> None:
     np.testing.assert_array_equal(encode(name, y).numpy(), theirs)
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", SIGNED)
 def test_nan_saturation_and_sign_of_zero(name: str) -> None:
     element, exact = read_element(name), element_of(name)

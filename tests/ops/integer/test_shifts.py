@@ -25,7 +25,6 @@ SMALL = [*range(-70, 71), *ENDS]
 WIDE = [*SMALL, 2**45 + 2**21, -(2**45), 2**62 - 1, 3 * 2**40 + 2**17]
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize("rounding", [r for r in SHIFT_ROUNDINGS if r != "half_up"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_ends_in_codes(dtype, rounding):
@@ -67,7 +66,6 @@ def test_shifts_are_quantize_under_that_scale():
         assert torch.equal(found, expected)
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("rounding", ["nearest_even", "nearest_away", "down", "up", "toward_zero"])
 @pytest.mark.parametrize("by", [1, 3, 49, 6, 2**20 + 1])
 def test_division_rounds_once(by, rounding):
@@ -100,7 +98,6 @@ def accumulators() -> list[int]:
     return [*range(-70, 71), *ends, *(whole(-(2**31), 2**31 - 1, 40).tolist())]
 
 
-@pytest.mark.some(2)
 @pytest.mark.parametrize("rounding", SHIFT_ROUNDINGS)
 def test_every_distance(rounding: str) -> None:
     """Every distance, also beyond the width of any integer: no shift is undefined."""
@@ -136,7 +133,6 @@ def test_left_shifts_saturate(fmt: str) -> None:
         assert codes.tolist() == [high, low, 0, high, low]
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize("rounding", SHIFT_ROUNDINGS[:-1])
 @pytest.mark.parametrize(
     "fmt",

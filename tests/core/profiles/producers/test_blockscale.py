@@ -9,7 +9,6 @@ from blockscale.core.profiles.codes import quantize
 from tests.support.profile_inputs import KINDS
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize("name", bs.formats())
 def test_the_bits_of_the_format(name: str) -> None:
     profile = bs.profile(f"blockscale.{name}")

@@ -17,7 +17,6 @@ def test_every_profile_was_recorded() -> None:
     }
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "dtype"), profiles("compressed_tensors"))
 def test_codes_and_scales(name: str, dtype: str) -> None:
     block = ":group64" if "int" in name else ""

@@ -25,7 +25,6 @@ def test_there_is_one_for_every_type_that_is_read() -> None:
     assert {profile.name for profile in PROFILES} == {f"gguf.{name.lower()}" for name in TYPES}
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize("name", TYPES)
 def test_bytes(name: str) -> None:
     profile = bs.profile(f"gguf.{name.lower()}", "0.19")

@@ -15,7 +15,6 @@ def test_every_profile_was_recorded() -> None:
     assert {profile.name for profile in PROFILES} == {f"microxcaling.{name}" for name in names}
 
 
-@pytest.mark.some(4)
 @pytest.mark.parametrize(("name", "dtype"), profiles("microxcaling"))
 def test_values(name: str, dtype: str) -> None:
     for kind in KINDS:

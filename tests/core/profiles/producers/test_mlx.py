@@ -15,7 +15,6 @@ def test_every_profile_was_recorded() -> None:
     assert {profile.name for profile in PROFILES} == {f"mlx.{name}" for name in names}
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize(("name", "dtype"), profiles("mlx"))
 def test_codes_and_scales(name: str, dtype: str) -> None:
     for kind in KINDS:

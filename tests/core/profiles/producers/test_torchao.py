@@ -54,7 +54,6 @@ def test_the_version() -> None:
     assert {profile.version for profile in PROFILES} == {torchao.__version__.partition("+")[0]}
 
 
-@pytest.mark.some(4)
 @every_kind
 @every_dtype
 @pytest.mark.parametrize(
@@ -111,7 +110,6 @@ def test_intx(kind: str, dtype: torch.dtype, bits_: int, mapping: str) -> None:
 FLOAT8 = {"float8": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
-@pytest.mark.some(4)
 @every_kind
 @fp32_bf16
 @pytest.mark.parametrize("name", FLOAT8)
@@ -148,7 +146,6 @@ def check_mx(x: Tensor, name: str, element: object, rule: str) -> None:
     equal(pack(codes, fmt.element) if fmt.bits == 4 else codes, data.view(torch.uint8))
 
 
-@pytest.mark.some(3)
 @pytest.mark.parametrize("rule", ["", "_ceil", "_even", "_rceil"])
 @pytest.mark.parametrize("name", MX)
 def test_mx_just_above_and_below_every_power_of_two(rule: str, name: str) -> None:
