@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a figure was measured on."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ def test_versions(monkeypatch):
     assert versions == {
         "python": platform.python_version(),
         "blockscale": bs.__version__,
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),  # without "+cu130" in torch's own wheels
         "no-such-package": "not installed",
     }
 

@@ -2,6 +2,7 @@
 """What a profile is: a frozen value whose rules fit its format."""
 
 import dataclasses
+import inspect
 import pickle
 
 import pytest
@@ -31,9 +32,9 @@ def test_a_frozen_value() -> None:
 
 
 def test_every_rule_is_documented() -> None:
-    text = Profile.__doc__ or ""
+    text = inspect.getdoc(Profile) or ""
     for each in dataclasses.fields(Profile):
-        assert f"    {each.name}:" in text, each.name
+        assert f"\n{each.name}:" in text, each.name
 
 
 def test_without_rules_it_is_the_contract() -> None:
