@@ -23,7 +23,7 @@ QUICK = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-LONG = settings(QUICK, max_examples=20_000)
+LONG = settings(QUICK, max_examples=4000)
 
 
 def listed(x: Tensor) -> list[float]:
