@@ -7,7 +7,7 @@ python=${PYTHON:-python3}
 package=mesa-vulkan-drivers
 
 adapter() { # why none can be used; nothing where one is
-    "$python" -c 'from blockscale.kernels.webgpu.gpu.adapter import missing; print(missing() or "")' \
+    "$python" -c 'from blockscale.kernels.webgpu.gpu.device import missing; print(missing() or "")' \
         2> /dev/null || echo "blockscale or wgpu cannot be imported"
 }
 

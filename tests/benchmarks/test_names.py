@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What programs outside the package import of it is there: most of them run for hours on machines
-that no test has, so that a name that changed would be seen by their user alone."""
+"""What programs outside the package import of it is there, scripts of the shell among them: most
+run for hours, or on machines that no test has, so that their user alone would see a name change."""
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(
     file for folder in ("attack", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
 )
+SCRIPTS = [ROOT / "Makefile", ROOT / ".ci/run", *ROOT.glob("*/*.sh")]
+_IN_A_SCRIPT = re.compile(r"\bfrom blockscale[\w.]* import [\w, ]+")
 
 
 def imported(source: str) -> Iterator[tuple[str, str]]:
@@ -41,7 +44,10 @@ def missing(source: str) -> list[str]:
 
 def test_names_are_there() -> None:
     assert len(PROGRAMS) > 50
-    found = {str(f.relative_to(ROOT)): missing(f.read_text()) for f in PROGRAMS}
+    sources = {f: f.read_text() for f in PROGRAMS}
+    sources |= {f: "\n".join(_IN_A_SCRIPT.findall(f.read_text())) for f in SCRIPTS}
+    assert "import missing" in sources[ROOT / "requirements/vulkan.sh"]
+    found = {str(file.relative_to(ROOT)): missing(source) for file, source in sources.items()}
     assert {file: names for file, names in found.items() if names} == {}
 
 
