@@ -128,9 +128,12 @@ MODELS: dict[str, tuple[Any, Any]] = {
 def of(kind: str, recipe: str) -> Any:
     torch.manual_seed(5)
     model = MODELS[kind][0]().eval()
+    # stacks of experts whose rows of codes several processes have are refused: weights alone
+    formats, weights = RECIPES[recipe].default, {"*.experts.*": {"input": None}}
+    own = bs.Recipe(formats.weight, input=formats.input, rules=weights)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bs.quantize_(model, RECIPES[recipe])
+        bs.quantize_(model, own)
     return model
 
 
@@ -198,8 +201,10 @@ def pairs(mesh: Any) -> dict[str, Any]:
     return found
 
 
-def models(mesh: Any) -> dict[Any, Tensor]:
-    found = {}
+def models(mesh: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    bs.quantize_(rows_of_stacks := moe().eval(), RECIPES["int8 rows"])
+    found["stacks"] = words(lambda: bs.parallel.shard_(rows_of_stacks, mesh, "auto"))
     for kind, recipe in CASES:
         model = of(kind, recipe)
         bs.parallel.shard_(model, mesh, MODELS[kind][1])
@@ -278,7 +283,7 @@ def work_on_models(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Tensor]]:
+def of_models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     folder = tmp_path_factory.mktemp("models")
     fresh.ranks(work_on_models, folder, WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
@@ -353,11 +358,12 @@ def test_tables_and_the_layers_that_share_them(found: list[dict[str, Any]]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "recipe"), CASES)
-def test_models(of_models: list[dict[Any, Tensor]], kind: str, recipe: str) -> None:
+def test_models(of_models: list[dict[Any, Any]], kind: str, recipe: str) -> None:
     """Whole models that nobody here wrote, by their own plan or one of patterns."""
     with torch.no_grad():
         y = of(kind, recipe)(ids())[0]
     for each in of_models:
+        assert "experts.down_proj' cannot be 'rowwise': its input is quantized" in each["stacks"]
         torch.testing.assert_close(each[kind, recipe], y, rtol=1e-4, atol=2e-5)
     if kind == "deepseek_v2":
         gradient = of_norm(of(kind, recipe))
