@@ -43,7 +43,7 @@ MORE_ODD = [
 def check_rounding(element: str, scale: float, rounding: str) -> None:
     fmt = f"{element}:tensor:fp32" + rounding
     given = QParams(torch.full((1,), scale))
-    x = edges(element) * scale
+    x = torch.cat([edges(element) * scale, torch.tensor([math.nan])])
     assert wrong(x, fmt, torch.tensor([5, 0]), qparams=given) == []
 
 
