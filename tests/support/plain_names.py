@@ -36,7 +36,7 @@ FIELD = """seed need feed speed embed red hundred stored
     masked batched tiled sharded stacked grouped aligned normalized sorted learned hidden routed
     fixed expected supplied restated enabled saturated squared weighted biased centered blocked
     unused required allowed reserved pinned rounded scaled clipped shifted rotated flattened
-    converted exported trained strided poisoned calibrated lowered traced resized reduced summed
+    converted exported trained strided calibrated lowered traced resized reduced summed
     decoded encoded embedded mixed folded unchanged merged widened negated
 """.split()  # noqa: SIM905
 
