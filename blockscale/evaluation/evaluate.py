@@ -15,7 +15,7 @@ from blockscale.calibration.comparison import LayerDifferences
 from blockscale.core.work import Progress
 from blockscale.evaluation.figures import Evaluation, FigureSums, Parts, exponential
 from blockscale.evaluation.journal import BatchJournal, batch_digest, fingerprint
-from blockscale.evaluation.kinds import KINDS, Measurement, kind_of, measure, parts_of_kind
+from blockscale.evaluation.kinds import KINDS, Measurement, inputs_for_model, kind_of, measure
 from blockscale.evaluation.stored import ReferenceFile, StoredReference, beside
 from blockscale.layers.guards import check_model
 from blockscale.layers.model import without_wrappers
@@ -192,7 +192,7 @@ class _Run:
         """Run both models over a batch."""
         if self._own is not None:
             return Measurement(_own(self._own, self._model, self._reference, batch), {})
-        arguments = parts_of_kind(batch, self._kind or "classes")
+        arguments = inputs_for_model(batch, self._kind or "classes")
         if self.differences is not None:
             theirs, mine = self.differences.run(arguments)
             self.differences.add_outputs(theirs, mine)

@@ -132,7 +132,7 @@ def logits_of(output: Any) -> Tensor | None:
     return tensor if right else None
 
 
-def parts_of_kind(batch: Any, kind: str) -> Any:
+def inputs_for_model(batch: Any, kind: str) -> Any:
     """What a model is called with: a classifier's (inputs, labels) pair without its labels."""
     if kind == "classes" and _is_pair(batch):
         return batch[0]

@@ -61,7 +61,7 @@ def spec_of(kind: Any, arguments: dict[str, Any], *, users: bool = False) -> str
     )
 
 
-def request_format(arguments: dict[str, Any]) -> Format | None:
+def format_as_dtype(arguments: dict[str, Any]) -> Format | None:
     """The format that is given as `dtype`; None for a dtype of torch, or nothing.
 
     Raises ValueError for a spelling that does not parse.

@@ -17,7 +17,7 @@ from blockscale import qat
 from blockscale.calibration import observers
 from blockscale.calibration.input_stats import features_last
 from blockscale.calibration.session import static_parts
-from blockscale.compat.torch_ao.blocks import FormatObserver, request_format, spec_of
+from blockscale.compat.torch_ao.blocks import FormatObserver, format_as_dtype, spec_of
 from blockscale.compat.torch_ao.fake_quantize import FormatFakeQuantize
 from blockscale.compat.torch_ao.option import unwrap
 from blockscale.compat.torch_ao.recipe import decide, instance, is_layer, mapping_of, to_recipe
@@ -165,7 +165,7 @@ def _spec(qconfig: Any) -> str | None:
     if qconfig is None or isinstance(qconfig.activation, str | Format | None):
         return None
     _, arguments, _ = unwrap(qconfig.activation)
-    if request_format(arguments) is not None and "observer" not in arguments:
+    if format_as_dtype(arguments) is not None and "observer" not in arguments:
         return None  # a format alone
     result = instance(qconfig.activation)
     result = getattr(result, "activation_post_process", result)

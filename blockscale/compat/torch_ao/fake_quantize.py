@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx, nn
 from torch.ao import quantization as ao
 
-from blockscale.compat.torch_ao.blocks import FormatObserver, request_format, spec_of
+from blockscale.compat.torch_ao.blocks import FormatObserver, format_as_dtype, spec_of
 from blockscale.compat.torch_ao.observers import MovingAverageMinMaxObserver, method
 from blockscale.compat.torch_ao.option import unwrap, with_option
 from blockscale.core.format import Format
@@ -24,7 +24,7 @@ def taking(observer: Any, arguments: dict[str, Any]) -> Any:
 
 def given_format(observer: Any, arguments: dict[str, Any]) -> Format | None:
     """The format among a fake quantizer's arguments or its observer's; None without one."""
-    return request_format({**unwrap(observer)[1], **arguments})
+    return format_as_dtype({**unwrap(observer)[1], **arguments})
 
 
 class FakeQuantize(ao.FakeQuantize):

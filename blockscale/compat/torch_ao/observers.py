@@ -15,8 +15,8 @@ from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao.blocks import (
     FormatObserver,
+    format_as_dtype,
     observer_arguments,
-    request_format,
     spec_of,
 )
 from blockscale.core.integer_scales import nearest_power
@@ -52,7 +52,7 @@ class PowerOfTwoScale:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An observer of the class; of a format, what stands for it."""
         arguments = observer_arguments(cls, args, kwargs)
-        if request_format(arguments) is None:
+        if format_as_dtype(arguments) is None:
             return super().__new__(cls)
         options = {k: v for k, v in arguments.items() if k not in ("averaging_constant", "bins")}
         return FormatObserver(spec=spec_of(cls, arguments), **options)

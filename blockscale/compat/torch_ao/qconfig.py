@@ -7,7 +7,7 @@ from typing import Any
 from torch.ao import quantization as ao
 
 from blockscale.compat.torch_ao import fake_quantize, observers
-from blockscale.compat.torch_ao.blocks import request_format
+from blockscale.compat.torch_ao.blocks import format_as_dtype
 from blockscale.compat.torch_ao.option import (
     chooses_nothing,
     of_torchao,
@@ -95,7 +95,7 @@ def power_of_2(config: Any, enabled: bool = True) -> Any:
                 f"blockscale's can round their scales"
             )
         return config
-    own = request_format(arguments)
+    own = format_as_dtype(arguments)
     if own is None:
         return wrap(kind, _with_option(arguments, enabled), calls)
     rounded = arguments | {"dtype": with_power_of_2_scale(own)}
