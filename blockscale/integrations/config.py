@@ -11,7 +11,9 @@ from typing import Any
 
 from blockscale.core.format import Format
 from blockscale.core.recipe import Recipe
+from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
 from blockscale.files.metadata import KEY, VERSION, FileError
+from blockscale.files.stored_model import StoredModel, open_stored_model
 
 METHOD = KEY  # "blockscale"
 _OPTIONS = ("strict", "seed")
@@ -96,3 +98,18 @@ def with_method(config: Any) -> Any:
     others as they are."""
     ours = isinstance(config, dict) and config.get("method") == METHOD
     return {"quant_method": METHOD, **config} if ours else config
+
+
+def quantized_copy(source: str, config: Mapping[str, Any], folder: Path) -> StoredModel:
+    """A directory in float, quantized by the recipe of a `quantization_config` into `folder`, where
+    it stays for the next start. The name there is the digest of recipe, seed and files.
+
+    Raises ValueError for a config without a recipe, and what quantize_directory raises.
+    """
+    by = RecipeConfig.from_dict(dict(config))
+    options: dict[str, Any] = {"strict": by.strict, "seed": by.seed or 0}
+    goal = folder / plan_directory(source, folder / "model", by.recipe, **options).digest
+    if not goal.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        quantize_directory(source, goal, by.recipe, **options)
+    return open_stored_model(goal)

@@ -70,9 +70,9 @@ def grouped_linear(
     return y
 
 
-def waits(x: Tensor, weight: Operand) -> bool:
+def waits(x: Tensor, weight: Operand, by: Quantizer = UNQUANTIZED) -> bool:
     """Whether the product of these looks at `ends` before it starts: what a CUDA graph cannot."""
-    arguments = (x, weight, None, None, UNQUANTIZED)
+    arguments = (x, weight, None, None, by)
     kernel = find("grouped_linear", (weight.fmt,), x.device.type, arguments, composite=True)
     return kernel is None or not x.is_cuda
 

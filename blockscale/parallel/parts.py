@@ -230,7 +230,7 @@ def refuses(layer: nn.Module, style: str) -> str:
         return _refuses_output(layer) if style == "colwise" else ""
     if layer.before is not None and not isinstance(layer.before, Scale):
         return f"{layer.before.fmt} mixes inputs of several processes"
-    return _refuses_input(layer.input)
+    return refuses_input(layer.input)
 
 
 def _refuses_output(layer: QLinear) -> str:
@@ -240,7 +240,9 @@ def _refuses_output(layer: QLinear) -> str:
     return f"its output is quantized ({by.fmt}) by scales of several processes"
 
 
-def _refuses_input(by: QInput | None) -> str:
+def refuses_input(by: QInput | None) -> str:
+    """Why a layer whose inputs lie on several processes cannot quantize them so; empty if it can,
+    perhaps by scales that all of them choose."""
     if by is None:
         return ""
     if any(block.flat for block in blocks_of(by.format)):

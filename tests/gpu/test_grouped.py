@@ -11,7 +11,9 @@ import blockscale as bs
 from blockscale.core.joined_weights import of_stack
 from blockscale.core.operand import Operand, Quantizer
 from blockscale.core.parse import parse
+from blockscale.core.recipe import Scheme
 from blockscale.core.stacks import matrix, parts, parts_of
+from blockscale.integrations.vllm.experts import ExpertMatrices, Experts, Joined
 from blockscale.kernels.cuda.grouped import beside, grouped
 from blockscale.kernels.cuda.linear import multiply
 from blockscale.kernels.cuda.matmul import fused, hopper
@@ -19,6 +21,8 @@ from blockscale.kernels.cuda.matmul.choice import WayChoice
 from blockscale.kernels.cuda.matmul.fused import FusedSettings
 from blockscale.kernels.cuda.matmul.operands import Values, Weight
 from blockscale.kernels.cuda.matmul.reading import reading
+from blockscale.layers.kinds import QLinear
+from blockscale.layers.store import QWeight
 from blockscale.ops.grouped_linear import grouped_linear, waits
 from blockscale.ops.primitives import dequantize
 
@@ -223,3 +227,55 @@ def test_a_mixture_in_a_cuda_graph() -> None:
         graph.replay()
     first = lambda made: made[0] if isinstance(made, tuple) else made  # noqa: E731
     torch.testing.assert_close(first(y), first(expected), rtol=0, atol=0)
+
+
+def layers_one_by_one(rows: int, columns: int, fmt: str, by: str | None) -> list[Joined]:
+    """A layer for each of 8 experts, as files have them; of two, where rows are gate and up."""
+    form, own = parse(fmt), None if by is None else parse(by)
+    halves = 2 if rows > columns else 1
+    return [
+        Joined([
+            QLinear(
+                QWeight.quantize(torch.randn(rows // halves, columns).cuda(), form),
+                None, Scheme(form, own),
+            ).cuda()
+            for _ in range(halves)
+        ])
+        for _ in range(8)
+    ]  # fmt: skip
+
+
+def silu(y: Tensor) -> Tensor:
+    gate, up = y.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("by", [None, "mxfp8", "int8_token"])
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "int4:group32:fp32", "fp8", "int8_channel"])
+def test_a_servers_experts_in_a_cuda_graph(fmt: str, by: str | None) -> None:
+    """Files have them one by one, vLLM captures them: a graph of one stack serves other tokens, and
+    what would look at ends says so instead of failing in torch."""
+    torch.manual_seed(0)
+    layers = [layers_one_by_one(*shape, fmt, by) for shape in ((256, 128), (128, 128))]
+    experts = Experts(*(ExpertMatrices.of_layers(each) for each in layers), 8)
+    assert not experts.up.apart
+    assert not experts.down.apart
+    apart = Experts(*(ExpertMatrices(None, each) for each in layers), 8)
+    x = torch.randn(12, 128).cuda().bfloat16()
+    weights, ids = torch.rand(12, 2).cuda(), torch.randint(-1, 8, (12, 2)).cuda()
+    experts(x, weights, ids, silu)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = experts(x, weights, ids, silu)
+    for others in (torch.full((12, 2), 3), torch.randint(-1, 8, (12, 2)), torch.full((12, 2), -1)):
+        ids.copy_(others)
+        graph.replay()
+        assert torch.equal(y, experts(x, weights, ids, silu))
+        exact = apart(x.float(), weights, ids, silu)
+        torch.testing.assert_close(
+            y.float(), exact, rtol=0.05, atol=0.05 * float(exact.abs().max())
+        )
+    text = "computed one after another .* serve with --enforce-eager"
+    with pytest.raises(RuntimeError, match=text), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        apart(x, weights, ids, silu)

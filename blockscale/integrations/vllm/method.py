@@ -45,9 +45,9 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from blockscale.core.operand import UNQUANTIZED
 from blockscale.files.stored_model import open_stored_model
-from blockscale.integrations.config import METHOD
+from blockscale.integrations.config import METHOD, quantized_copy
 from blockscale.integrations.vllm.experts import Biases, check_biases, clamped_swiglu
-from blockscale.integrations.vllm.served import Part, Served, quantized_copy
+from blockscale.integrations.vllm.served import Part, Served
 from blockscale.ops.embedding import embedding
 from blockscale.ops.linear import linear
 
@@ -124,6 +124,8 @@ class BlockscaleMethod(QuantizationConfig):
         names = self.served.read_names()
         told = ", ".join(f"{count} × {fmt}" for fmt, count in self._counts.most_common())
         _log.info("blockscale: weights as they are stored: %s", told)
+        for note in self.served.notes():
+            _log.warning("blockscale: %s", note)
         return WeightsMapper(orig_to_new_regex={Taken(names): None})
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
@@ -274,7 +276,7 @@ class TableMethod(QuantizeMethodBase):
 
 
 class ExpertsMethod(FusedMoEMethodBase):
-    """The experts of a mixture: products of the tokens of each, expert after expert."""
+    """The experts of a mixture: a product of all tokens, sorted by expert, with all matrices."""
 
     def __init__(self, moe: Any, stored: Any):
         super().__init__(moe)

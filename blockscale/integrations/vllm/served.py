@@ -7,27 +7,34 @@ scales differ are never given one. Nothing of this file knows a server.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from blockscale.core.cuts import cut, placements
+from blockscale.core.cuts import cut, share
+from blockscale.core.joined_weights import of_matrix
 from blockscale.core.pack import inputs_first, stored_shape
+from blockscale.core.recipe import Scheme
 from blockscale.core.reference import QParams
-from blockscale.files.directory.quantize_directory import plan_directory, quantize_directory
+from blockscale.core.shared_scales import spans
+from blockscale.core.stacks import matrix, rows_of
 from blockscale.files.load import quantized_layer, read_quantized
-from blockscale.files.stored_model import OpenFiles, StoredModel, open_stored_model
-from blockscale.integrations.config import RecipeConfig
-from blockscale.integrations.vllm.experts import ExpertMatrices, Experts
+from blockscale.files.stored_model import OpenFiles, StoredModel
+from blockscale.integrations.vllm.experts import (
+    ExpertMatrices,
+    Experts,
+    Joined,
+    chosen_of,
+    one_stack,
+)
 from blockscale.layers.kinds import QLinear, QTransposedLinear
 from blockscale.layers.layer import QBias, QLayer
 from blockscale.layers.store import QWeight
-from blockscale.ops.linear import linear
 from blockscale.ops.tensor import QTensor
+from blockscale.parallel.parts import refuses_input
 
 Names = Sequence[str]
 
@@ -41,11 +48,13 @@ class Served:
     Its files stay open from the first layer until `read_names`.
 
     name: {the server's name of a tensor: the stored one}, where they differ
+    apart: {why experts are computed one after another: their layers' first matrices}
     """
 
     stored: StoredModel
     name: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    apart: dict[str, list[str]] = field(default_factory=dict)
     _tables: dict[tuple[str, tuple[int, int]], QWeight] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,7 +176,7 @@ class Served:
         layer = quantized_layer(self.stored, owner, weight, make)
         assert isinstance(layer, QLinear)
         if part is not None and part.dim == 1:
-            _check_inputs(tensor, layer)
+            _check_inputs(tensor, layer, part, stored_shape(info.shape, info.layout)[1])
         return layer
 
     def weight(self, tensor: str, dtype: torch.dtype) -> QWeight:
@@ -198,6 +207,14 @@ class Served:
         held: QBias | QWeight = read_quantized(self.stored, tensor, torch.float32)
         return held.dequantize(torch.float32)
 
+    def notes(self) -> list[str]:
+        """What is slower than it could be, a sentence for each reason."""
+        return [
+            f"{len(names)} matrices of experts, the first {names[0]}, are computed one after "
+            f"another instead of at once, and in no CUDA graph (--enforce-eager): {why}"
+            for why, names in self.apart.items()
+        ]
+
     def read_names(self) -> set[str]:
         """The stored tensors that make the layers which were taken, as the file and the server name
         them; asked for when all layers are there: files are closed.
@@ -222,27 +239,20 @@ class Served:
         return names | {server for server, name in self.name.items() if name in names}
 
 
-def quantized_copy(source: str, config: Mapping[str, Any], folder: Path) -> StoredModel:
-    """A directory in float, quantized by the recipe of a `quantization_config` into `folder`, where
-    it stays for the next start. The name there is the digest of recipe, seed and files.
-
-    Raises ValueError for a config without a recipe, and what quantize_directory raises.
-    """
-    by = RecipeConfig.from_dict(dict(config))
-    options: dict[str, Any] = {"strict": by.strict, "seed": by.seed or 0}
-    goal = folder / plan_directory(source, folder / "model", by.recipe, **options).digest
-    if not goal.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        quantize_directory(source, goal, by.recipe, **options)
-    return open_stored_model(goal)
-
-
 def _spellings(name: str) -> Iterable[str]:
     """A server's name, and what it is in files of the model without its head, and with it."""
     yield name
     yield name.removeprefix("model.")
     yield f"model.{name}"
     yield name.removeprefix("transformer.")
+
+
+class Part(NamedTuple):
+    """Outputs (dim 0) or inputs (dim 1) of a layer that one of several processes has."""
+
+    dim: int
+    start: int
+    stop: int
 
 
 class Slice(NamedTuple):
@@ -252,13 +262,16 @@ class Slice(NamedTuple):
     rank: int
     ranks: int
 
-
-class Part(NamedTuple):
-    """Outputs (dim 0) or inputs (dim 1) of a layer that one of several processes has."""
-
-    dim: int
-    start: int
-    stop: int
+    def of(self, tensor: str, size: int) -> "Part | None":
+        """This part of a dimension of `size`, None for the whole. Raises ValueError, with the
+        tensor's name, where parts are not equal."""
+        if size % self.ranks:
+            raise ValueError(
+                f"{tensor}: {size} cannot be cut into {self.ranks} equal parts: set "
+                f"tensor_parallel_size to a number that divides it"
+            )
+        each = size // self.ranks
+        return None if self.ranks == 1 else Part(self.dim, self.rank * each, (self.rank + 1) * each)
 
 
 def _cut(weight: QWeight, part: Part) -> QWeight:
@@ -274,48 +287,25 @@ def _cut(weight: QWeight, part: Part) -> QWeight:
     return held
 
 
-def _check_inputs(tensor: str, layer: QLinear) -> None:
-    """Raise ValueError where the inputs of a layer are looked at as a whole, and this process has
-    some of them."""
-    name = tensor.removesuffix(".weight")
+def _check_inputs(tensor: str, layer: QLinear, part: Part, size: int) -> None:
+    """Raise ValueError where one scale is chosen from inputs of a layer of which this process has
+    some: part, of `size` in all."""
     if layer.input is None:
         return
-    shape = (1, layer.in_features)
-    shared = [part for part, dim in placements(layer.input.format, shape, 1).items() if dim is None]
-    if not layer.input.static and set(shared) - {"book"}:
+    name = tensor.removesuffix(".weight")
+    if why := refuses_input(layer.input):
+        raise ValueError(f"{name}: {why}: set tensor_parallel_size=1")
+    if layer.input.static:
+        return
+    own = share((1, size), 1, (0, part.start, part.stop, size), 1)
+    shared = sorted(spans(layer.input.format, own) - {"book"})
+    if shared:
         raise ValueError(
-            f"{name}: the {shared[0]} of its inputs in {layer.input.format} is chosen from all of "
-            f"them, and each process has a part: quantize inputs in groups, such as 'mxfp8', by a "
-            f"static scale, or set tensor_parallel_size=1"
+            f"{name}: the {shared[0]} of its inputs in {layer.input.format} is chosen from inputs "
+            f"of several processes (this one has {part.start} to {part.stop} of {size}): quantize "
+            f"inputs in groups that divide them, such as 'mxfp8', by a static scale, or set "
+            f"tensor_parallel_size=1"
         )
-
-
-class Joined(nn.Module):
-    """Layers that a server joins to one: x [..., k] -> [..., n of all of them], one after another.
-
-    layers: each with its own format; sizes: the outputs of each
-    """
-
-    def __init__(self, layers: Iterable[QLinear]):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.sizes: list[int] = [layer.out_features for layer in self.each()]
-
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """bias [n of all]: added before a layer's sums are rounded, as the layer itself does."""
-        each = [None] * len(self.sizes) if bias is None else bias.split(self.sizes)
-        outputs = [_product(layer, x, own) for layer, own in zip(self.each(), each, strict=True)]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-
-    def each(self) -> list[QLinear]:
-        """The layers, in order."""
-        return list(self.layers)  # type: ignore[arg-type]
-
-
-def _product(layer: QLinear, x: Tensor, bias: Tensor | None) -> Tensor:
-    """QLinear.forward with a bias that is not the layer's own."""
-    x = layer.prepare_input(x)
-    return layer.finish_output(linear(x, layer.qweight.operand, bias, layer.of_input(x)))
 
 
 @dataclass
@@ -344,8 +334,8 @@ class StoredExperts:
     def read(
         self, chosen: Sequence[int], dtype: torch.dtype, rank: int = 0, ranks: int = 1
     ) -> Experts:
-        """The chosen experts, in this order. Raises ValueError where a part of a stack is asked
-        for: its experts are in one process.
+        """The chosen experts, in this order. Raises ValueError for experts that are not there, and
+        where each has no part of its own for each process.
 
         rank, ranks: this process of how many that have a part of each expert: as many outputs of
             gate and up, and the inputs of down that they are. Sums of down are parts, to be added.
@@ -354,21 +344,13 @@ class StoredExperts:
             parts = [self._matrices(names, chosen, dtype, Slice(dim, rank, ranks))
                      for dim, names in enumerate((self.up, self.down))]  # fmt: skip
             return Experts(parts[0], parts[1], len(chosen))
-        if ranks > 1:
-            raise ValueError(
-                f"{self.up[0][0]} is one stack of experts, which are not cut: quantize the float "
-                f"directory (`blockscale quantize`), whose files have experts one by one, or set "
-                f"enable_expert_parallel or tensor_parallel_size=1"
-            )
-        up, down = (self.served.weight(names[0][0], dtype) for names in (self.up, self.down))
-        for stack in (up, down):
-            if list(chosen) != list(range(stack.shape[0])):
-                raise ValueError(
-                    f"{stack.name} is one stack of {stack.shape[0]} experts, of which this process "
-                    f"has {len(chosen)}: quantize the float directory (`blockscale quantize`), "
-                    f"whose files have experts one by one"
-                )
-        return Experts(ExpertMatrices(up), ExpertMatrices(down), up.shape[0])
+        own = [chosen_of(self.served.weight(names[0][0], dtype), chosen)
+               for names in (self.up, self.down)]  # fmt: skip
+        if ranks > 1:  # gate and up are halves
+            own = [one_stack([_layers(stack, e, 2 - dim, Slice(dim, rank, ranks))
+                              for e in range(len(chosen))])
+                   for dim, stack in enumerate(own)]  # fmt: skip
+        return Experts(ExpertMatrices(own[0]), ExpertMatrices(own[1]), len(chosen))
 
     def _matrices(
         self, names: list[list[str]], chosen: Sequence[int], dtype: torch.dtype, own: "Slice"
@@ -379,17 +361,40 @@ class StoredExperts:
         for each in chosen:
             parts = [self._part(tensor, own) for tensor in names[each]]
             layers.append(self.served.joined(names[each], dtype, parts))
-        return ExpertMatrices(None, layers)
+        matrices = ExpertMatrices.of_layers(layers)
+        if matrices.apart:
+            self.served.apart.setdefault(matrices.apart, []).append(names[chosen[0]][0])
+        return matrices
 
-    def _part(self, tensor: str, own: "Slice") -> Part | None:
-        """What this process has of one matrix. Raises ValueError where parts are not equal."""
+    def _part(self, tensor: str, own: "Slice") -> "Part | None":
         info = self.served.stored.metadata.tensors[tensor]
-        size = stored_shape(info.shape, info.layout)[own.dim]
-        if size % own.ranks:
-            raise ValueError(
-                f"{tensor}: {size} cannot be cut into {own.ranks} equal parts: set "
-                f"tensor_parallel_size to a number that divides it"
-            )
-        each = size // own.ranks
-        whole = own.ranks == 1
-        return None if whole else Part(own.dim, own.rank * each, (own.rank + 1) * each)
+        return own.of(tensor, stored_shape(info.shape, info.layout)[own.dim])
+
+
+def _layers(stack: QWeight, expert: int, count: int, own: "Slice") -> list[QLinear]:
+    """This process's part of each of the `count` matrices that an expert of a stack consists of,
+    one below another, as layers. Raises ValueError where they share numbers, or cannot be cut."""
+    whole = matrix(stack.operand, expert)
+    rows = 0 if whole is None else whole.shape[0] // count
+    layers = []
+    for start in range(0, rows * count, max(rows, 1)):
+        one = None if whole is None else rows_of(whole, start, start + rows)
+        if one is None:
+            break
+        fmt = of_matrix(one.format, one.shape)
+        q = QTensor(one.codes, one.qparams, fmt, one.size)
+        weight = QWeight(q, tuple(q.shape), stack.dtype, "plain")
+        weight.name = stack.name
+        size = weight.shape[own.dim]
+        part = own.of(stack.name, size)
+        by = stack.input
+        layer = QLinear(weight if part is None else _cut(weight, part), None,
+                        Scheme(fmt, None if by is None else by.format))  # fmt: skip
+        if by is not None:
+            layer.input = by.of_matrix(expert)
+        if own.dim == 1 and part is not None:
+            _check_inputs(stack.name, layer, part, size)
+        layers.append(layer)
+    if len(layers) < count:
+        raise ValueError(f"{stack.name}: experts share numbers of {stack.fmt}")
+    return layers

@@ -13,10 +13,13 @@ from blockscale.integrations.vllm.experts import (
     Biases,
     ExpertMatrices,
     Experts,
+    Joined,
     check_biases,
+    chosen_of,
     clamped_swiglu,
+    one_stack,
 )
-from blockscale.integrations.vllm.served import Joined
+from blockscale.layers.before.rotate import Rotate
 from blockscale.layers.kinds import QLinear
 from blockscale.layers.store import QWeight
 
@@ -136,3 +139,65 @@ def test_a_stack_whose_experts_share_numbers_is_refused() -> None:
     held.name = "experts.gate_up_proj"
     with pytest.raises(ValueError, match=r"experts\.gate_up_proj: experts share numbers of int8"):
         ExpertMatrices(held)(torch.randn(2, K), [1, 1, 2])
+    held = QWeight.quantize(torch.randn(COUNT, 2 * N, K), parse("int8:tensor:fp32"))
+    with pytest.raises(ValueError, match="experts share numbers of int8:tensor:fp32"):
+        chosen_of(held, [1])
+
+
+def layer_of(
+    values: Tensor, fmt: str, by: str | None = None, scale: float | None = None
+) -> QLinear:
+    weight = QWeight.quantize(values, parse(fmt))
+    own = None if by is None else parse(by)
+    layer = QLinear(weight, None, Scheme(weight.format, own))
+    if scale is not None:
+        assert layer.input is not None
+        layer.input.set_scale(torch.tensor([[scale]]), features=values.shape[-1])
+    return layer
+
+
+@pytest.mark.parametrize(
+    "fmt", ["nvfp4", "int8:tensor:fp32", "int8_channel", "uint4:group16:fp16:asym"]
+)
+def test_experts_of_static_inputs_are_one_stack(fmt: str) -> None:
+    """Codes, numbers and given scales of each: the bits of one after another, any experts of it."""
+    torch.manual_seed(0)
+    by, scales = "int8:tensor:fp32", (0.01, 0.02, 0.03)
+    experts = [
+        [layer_of(torch.randn(N, K) * (e + 1), fmt, by, scales[e]) for _ in "gu"]
+        for e in range(COUNT)
+    ]
+    stack = one_stack(experts)
+    x, ends = torch.randn(6, K), torch.tensor([1, 4, 6])
+    found = ExpertMatrices(stack)(x, ends)
+    rows = ExpertMatrices(None, [Joined(each) for each in experts])(x, ends)
+    assert torch.equal(found, rows)
+    some = chosen_of(stack, [2, 0])
+    assert chosen_of(stack, range(COUNT)) is stack
+    assert torch.equal(ExpertMatrices(some)(x[[4, 5, 0]], torch.tensor([2, 3])), rows[[4, 5, 0]])
+    with pytest.raises(ValueError, match=r"has 3 experts, expected some of them: \[0, 3\]"):
+        chosen_of(stack, [0, 3])
+
+
+@pytest.mark.filterwarnings("ignore:no cpu kernel runs choose_quantize for book4")
+def test_experts_that_no_stack_holds() -> None:
+    """Each for a reason of its own."""
+    torch.manual_seed(0)
+    values = torch.randn(N, K)
+
+    def why(*layers: QLinear, each: int = 1) -> str:
+        pairs = [list(layers[i : i + each]) for i in range(0, len(layers), each)]
+        return ExpertMatrices.of_layers([Joined(pair) for pair in pairs]).apart
+
+    plain, static = layer_of(values, "int8_channel"), "int8:tensor:fp32"
+    assert why(plain, layer_of(values, "int8_channel")) == ""
+    assert "several formats or shapes" in why(plain, layer_of(values, "nvfp4"))
+    assert "several formats or shapes" in why(plain, layer_of(values[:8], "int8_channel"))
+    assert "several input formats" in why(plain, layer_of(values, "int8_channel", static))
+    assert "book4 is one table" in why(*(layer_of(values, "book4:channel0:fp32") for _ in "ab"))
+    apart = [layer_of(values, "int8_channel", static, scale) for scale in (0.1, 0.2)]
+    assert "input scales of their own" in why(*apart, each=2)
+    assert why(*apart) == ""  # of two experts
+    turned = layer_of(values, "int8_channel")
+    turned.before = Rotate(K, K)
+    assert "inputs of experts are transformed" in why(turned, plain)

@@ -19,8 +19,9 @@ from transformers import (
 import blockscale as bs
 from blockscale.files import stored_model
 from blockscale.files.stored_model import open_stored_model
-from blockscale.integrations.vllm.experts import Biases, clamped_swiglu
-from blockscale.integrations.vllm.served import Part, Served, quantized_copy
+from blockscale.integrations.config import quantized_copy
+from blockscale.integrations.vllm.experts import Biases, ExpertMatrices, Experts, clamped_swiglu
+from blockscale.integrations.vllm.served import Part, Served
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ATTENTION = "model.layers.0.self_attn"
@@ -41,6 +42,13 @@ def directory(model: Any, recipe: Any, folder: Path) -> tuple[Served, Any]:
     model.save_pretrained(folder / "float")
     bs.quantize_directory(folder / "float", folder / "ours", recipe)
     bs.load(model, folder / "ours")
+    return Served(open_stored_model(folder / "ours")), model
+
+
+def saved(model: Any, recipe: Any, folder: Path) -> tuple[Served, Any]:
+    """The same of a quantized model that was saved, whose experts are stacks."""
+    bs.quantize_(model, recipe)
+    model.save_pretrained(folder / "ours", save_original_format=False)
     return Served(open_stored_model(folder / "ours")), model
 
 
@@ -111,7 +119,9 @@ def test_outputs_and_inputs_are_cut(tmp_path: Path) -> None:
 def test_inputs_that_are_looked_at_as_a_whole_are_not_cut(tmp_path: Path) -> None:
     served, _ = directory(llama(), bs.Recipe("int8_channel", input="int8_token"), tmp_path)
     served.layer(f"{QKV[0]}.weight", torch.float32, Part(0, 0, 32))
-    with pytest.raises(ValueError, match=r"q_proj: the scale of its inputs .* chosen from all"):
+    with pytest.raises(
+        ValueError, match=r"q_proj: the scale of its inputs .* of several processes"
+    ):
         served.layer(f"{QKV[0]}.weight", torch.float32, Part(1, 0, 32))
 
 
@@ -186,6 +196,21 @@ def test_a_head_in_float_and_tables_that_cannot_be_told_apart(tmp_path: Path) ->
         served.table("", (96, 64))
 
 
+def relu(y: torch.Tensor) -> torch.Tensor:
+    gate, up = y.chunk(2, -1)
+    return gate.relu() * up
+
+
+def silu(y: torch.Tensor) -> torch.Tensor:
+    gate, up = y.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def values_of(matrices: ExpertMatrices) -> torch.Tensor:
+    assert matrices.stack is not None
+    return matrices.stack.dequantize()
+
+
 def mixture() -> Any:
     torch.manual_seed(0)
     return Qwen3MoeForCausalLM(
@@ -199,13 +224,7 @@ def mixture() -> Any:
 @pytest.mark.parametrize("fmt", ["nvfp4", "int8_channel"])
 def test_experts_of_files_and_of_saved_models(fmt: str, one_by_one: bool, tmp_path: Path) -> None:
     """The `quantize` command keeps experts apart, `save_pretrained` of a model has stacks."""
-    if one_by_one:
-        served, model = directory(mixture(), fmt, tmp_path)
-    else:
-        model = mixture()
-        bs.quantize_(model, fmt)
-        model.save_pretrained(tmp_path / "ours", save_original_format=False)
-        served = Served(open_stored_model(tmp_path / "ours"))
+    served, model = (directory if one_by_one else saved)(mixture(), fmt, tmp_path)
     place = "model.layers.0.mlp.experts"
     stored = served.experts(place, 4, ["gate_proj", "up_proj", "down_proj"])
     assert stored is not None
@@ -213,22 +232,73 @@ def test_experts_of_files_and_of_saved_models(fmt: str, one_by_one: bool, tmp_pa
     x, ids = torch.randn(7, 64), torch.rand(7, 4).argsort(-1)[:, :2]
     weights = torch.rand(7, 2)
 
-    def silu(y: torch.Tensor) -> torch.Tensor:
-        gate, up = y.chunk(2, -1)
-        return torch.nn.functional.silu(gate) * up
-
     layer = model.model.layers[0].mlp.experts
     expected = layer(x, ids, weights)
     torch.testing.assert_close(experts(x, weights, ids, silu), expected, rtol=1e-5, atol=1e-6)
-    if one_by_one:  # two of them in this process
-        some = stored.read([3, 1], torch.float32)
-        where = torch.tensor([-1, 1, -1, 0])
-        part = some(x, weights, where[ids], silu)
-        mine = torch.where((ids == 3) | (ids == 1), weights, 0.0)
-        torch.testing.assert_close(part, layer(x, ids, mine), rtol=1e-5, atol=1e-6)
-    else:
-        with pytest.raises(ValueError, match="one stack of 4 experts, of which this process has 2"):
-            stored.read([3, 1], torch.float32)
+    some = stored.read([3, 1], torch.float32)  # two of them in this process
+    where = torch.tensor([-1, 1, -1, 0])
+    part = some(x, weights, where[ids], silu)
+    mine = torch.where((ids == 3) | (ids == 1), weights, 0.0)
+    torch.testing.assert_close(part, layer(x, ids, mine), rtol=1e-5, atol=1e-6)
+    assert served.notes() == []
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "int4:group32:fp32", "fp8", "nf4", "mxfp8", "int8_token"])
+@pytest.mark.parametrize("inputs", [None, "int8_token", "mxfp8"])
+def test_experts_of_files_are_one_stack(fmt: str, inputs: str | None, tmp_path: Path) -> None:
+    """One product of all of them has the bits of one after another."""
+    served, _ = directory(mixture(), bs.Recipe(fmt, input=inputs), tmp_path)
+    stored = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stored is not None
+    experts = stored.read(range(4), torch.float32)
+    x, ids = torch.randn(7, 64), torch.rand(7, 4).argsort(-1)[:, :2]
+    weights = torch.rand(7, 2)
+    matrices = []
+    for names, own in ((stored.up, experts.up), (stored.down, experts.down)):
+        assert own.stack is not None
+        assert not own.layers
+        layers = [served.joined(each, torch.float32) for each in names]
+        for layer, values in zip(layers, own.stack.dequantize(), strict=True):
+            rows = [one.dequantize_weight() for one in layer.each()]
+            assert torch.equal(torch.cat(rows), values)
+        matrices.append(ExpertMatrices(None, layers))
+    apart = Experts(*matrices, 4)
+    assert torch.equal(experts(x, weights, ids, relu), apart(x, weights, ids, relu))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        (bs.Recipe("int8:block24x64:fp32"), "32 rows of a part of the matrix cannot be divided"),
+        (bs.Recipe("mxfp4", rules={"*experts.2.up_proj": "mxfp8"}), "several formats or shapes"),
+        (bs.Recipe("mxfp4", rules={"*experts.2.*": {"input": "mxfp8"}}), "several input formats"),
+    ],
+)
+def test_experts_that_are_no_stack(recipe: bs.Recipe, why: str, tmp_path: Path) -> None:
+    """They are computed one after another, and the server says why."""
+    mixture().save_pretrained(tmp_path / "float")
+    bs.quantize_directory(tmp_path / "float", tmp_path / "ours", recipe)
+    served = Served(open_stored_model(tmp_path / "ours"))
+    place = "model.layers.0.mlp.experts"
+    stored = served.experts(place, 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stored is not None
+    experts = stored.read(range(4), torch.float32)
+    assert experts.up.stack is None
+    assert why in experts.up.apart
+    (note, *_) = served.notes()
+    assert why in note
+    assert f"the first {place}.0.gate_proj.weight, are computed one after another" in note
+    x, ids = torch.randn(7, 64), torch.rand(7, 4).argsort(-1)[:, :2]
+    weights = torch.rand(7, 2)
+    ups, downs = (
+        [served.joined(each, torch.float32) for each in names] for names in (stored.up, stored.down)
+    )
+    expected = torch.zeros(7, 64)
+    for t, chosen in enumerate(ids.tolist()):
+        for slot, e in enumerate(chosen):
+            y = downs[e](silu(ups[e](x[t : t + 1])))
+            expected[t] += weights[t, slot] * y[0]
+    torch.testing.assert_close(experts(x, weights, ids, silu), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
@@ -291,15 +361,14 @@ def test_a_float_directory_is_quantized_once(tmp_path: Path) -> None:
     assert not {name for name in left_out if name.endswith("norm.weight")}
 
 
-def relu(y: torch.Tensor) -> torch.Tensor:
-    gate, up = y.chunk(2, -1)
-    return gate.relu() * up
-
-
+@pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize("fmt", ["nvfp4", "int4:group16:fp32", "int8_channel"])
-def test_each_process_has_a_part_of_every_expert(fmt: str, tmp_path: Path) -> None:
+def test_each_process_has_a_part_of_every_expert(
+    fmt: str, one_by_one: bool, tmp_path: Path
+) -> None:
     """Two parts of a mixture's experts add up to the whole, from half of the bytes each."""
-    served, _ = directory(mixture(), fmt, tmp_path)
+    recipe = bs.Recipe(fmt, rules={"*experts*": {"weight": fmt, "input": "e4m3:group16:e8m0"}})
+    served = (directory if one_by_one else saved)(mixture(), recipe, tmp_path)[0]
     stored = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
     assert stored is not None
     every = range(4)
@@ -311,13 +380,12 @@ def test_each_process_has_a_part_of_every_expert(fmt: str, tmp_path: Path) -> No
     assert all(each.abs().max() > 0 for each in parts)
     expected = whole(x, weights, ids, relu)
     torch.testing.assert_close(parts[0] + parts[1], expected, rtol=1e-5, atol=1e-5)
+    up, down = (values_of(each)[2] for each in (whole.up, whole.down))
     for rank, half in enumerate(halves):
-        gate = half.up.layers[2].each()[0].dequantize_weight()
-        rows = whole.up.layers[2].each()[0].dequantize_weight()[16 * rank : 16 * (rank + 1)]
-        assert torch.equal(gate, rows)
-        columns = whole.down.layers[2].each()[0].dequantize_weight()
-        own = half.down.layers[2].each()[0].dequantize_weight()
-        assert torch.equal(own, columns[:, 16 * rank : 16 * (rank + 1)])
+        rows = slice(16 * rank, 16 * (rank + 1))
+        gate_and_up = torch.cat([each[rows] for each in up.chunk(2)])
+        assert torch.equal(values_of(half.up)[2], gate_and_up)
+        assert torch.equal(values_of(half.down)[2], down[:, rows])
 
 
 def test_experts_that_cannot_be_cut(tmp_path: Path) -> None:
@@ -326,11 +394,32 @@ def test_experts_that_cannot_be_cut(tmp_path: Path) -> None:
     assert stored is not None
     with pytest.raises(ValueError, match=r"32 cannot be cut into 3 equal parts: set tensor_par"):
         stored.read(range(4), torch.float32, 0, 3)
-    model = mixture()
-    bs.quantize_(model, "mxfp4")
-    model.save_pretrained(tmp_path / "ours", save_original_format=False)
-    served = Served(open_stored_model(tmp_path / "ours"))
+    served, _ = saved(mixture(), "mxfp4", tmp_path)
     stacked = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
     assert stacked is not None
-    with pytest.raises(ValueError, match=r"gate_up_proj is one stack of experts, .* not cut: qu"):
+    with pytest.raises(ValueError, match=r"gate_up_proj: 32 cannot be cut into 3 equal parts"):
+        stacked.read(range(4), torch.float32, 0, 3)
+    with pytest.raises(ValueError, match=r"gate_up_proj has 4 experts, expected some of them"):
+        stacked.read([0, 7], torch.float32)
+    recipe = bs.Recipe("int8:group16:fp32", input="int8_token")
+    served, _ = saved(mixture(), recipe, tmp_path / "inputs")
+    stacked = served.experts("model.layers.0.mlp.experts", 4, ["gate_proj", "up_proj", "down_proj"])
+    assert stacked is not None
+    with pytest.raises(ValueError, match=r"down_proj: the scale of its inputs in int8:token"):
         stacked.read(range(4), torch.float32, 0, 2)
+
+
+def test_groups_of_inputs_that_a_process_would_cut(tmp_path: Path) -> None:
+    """A group of 32 of which each process has half would get other scales."""
+    served, _ = directory(llama(), bs.Recipe("mxfp4", input="mxfp8"), tmp_path)
+    name = "model.layers.0.mlp.down_proj.weight"  # 96 inputs
+    assert served.layer(name, torch.float32, Part(1, 32, 96)).in_features == 64
+    with pytest.raises(ValueError, match=r"down_proj: the scale of its inputs in e4m3:group32:e8m"):
+        served.layer(name, torch.float32, Part(1, 0, 48))
+    model = llama()
+    recipe = bs.Recipe("mxfp4", input="int8:channel-1:fp32")
+    bs.calibrate(model, [torch.arange(48).reshape(2, 24)], recipe)
+    bs.save(model, tmp_path / "ours.safetensors")
+    served = Served(open_stored_model(tmp_path / "ours.safetensors"))
+    with pytest.raises(ValueError, match=r"down_proj: the static scale of its input .* is not one"):
+        served.layer(name, torch.float32, Part(1, 0, 32))
