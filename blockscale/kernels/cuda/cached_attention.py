@@ -6,7 +6,9 @@ and a second kernel adds the parts up, first to last. Codes are bfloat16 exactly
 multiply them as they are (matmul/tile.py: the i-th codes of all words are a plane), and scales meet
 sums. Scores of a block of features get the block's scale: a query has a column for each block, with
 zeros for the features of others. Values likewise: a power times the scale of a token's block has a
-row for each block, of which the features of that block are kept.
+row for each block, of which the features of that block are kept. Here are the two kernels and what
+starts them; attention_parts.py has what a part sums up to, token_reading.py what codes and scales
+are read as.
 
 Legend
 rows: queries that share a head of keys, those of its heads one after another; M: their power of two
@@ -35,273 +37,20 @@ from torch import Tensor
 
 from blockscale.core.format import Format
 from blockscale.core.operand import Operand
+from blockscale.kernels.cuda.attention_parts import finite, of_codes, of_floats, of_folded
 from blockscale.kernels.cuda.device.numerics import narrow, widen
 from blockscale.kernels.cuda.matmul.order import PARTS
-from blockscale.kernels.cuda.matmul.tile import dot
 from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import known
-from blockscale.kernels.cuda.token_reading import (
-    TokenReading,
-    folded_scores,
-    outer_of,
-    planes_of,
-    query_planes,
-    query_planes_across,
-    reading,
-    scaled,
-    scales_of_words,
-    steps_of,
-    without_fold,
-)
+from blockscale.kernels.cuda.token_reading import TokenReading, reading, without_fold
 from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
 _PROGRAMS = 132  # an H200's processors
 _FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many steps
-
-
-@triton.jit
-def add_biases(scores, biases, bias_token, row, token, there, rows, M: tl.constexpr):
-    """Scores [.., M, tokens] with what is added to them, each row from `row` [M] on; -inf of tokens
-    that are not there."""
-    if biases is not None:
-        mask = there[:, None, :] & (tl.arange(0, M) < rows)[None, :, None]
-        at = biases + row[None, :, None] + token[:, None, :] * bias_token
-        scores += tl.load(at, mask=mask, other=0.0)
-    return tl.where(there[:, None, :], scores, float("-inf"))
-
-
-@triton.jit
-def finite(top):
-    """The largest score, or 0 of nothing."""
-    return tl.where(top == float("-inf"), 0.0, top)
-
-
-@triton.jit
-def scores_of(
-    word, against, by, K: tl.constexpr, TYPES_K: tl.constexpr, PARTS: tl.constexpr,
-    M: tl.constexpr, WARPS: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Queries times keys, float32 [WARPS, M, BT]. word: of keys; by: steps of their blocks"""
-    planes = planes_of(word, K, TYPES_K)
-    scores = tl.zeros((WARPS, K.blocks * M, BT), tl.float32)
-    count: tl.constexpr = K.planes
-    for i in tl.static_range(count):
-        for p in tl.static_range(PARTS):
-            scores = dot(against[i * PARTS + p], planes[i], scores)
-    if K.blocks > 1:
-        scores = tl.sum(tl.reshape(scores, (WARPS, K.blocks, M, BT)) * by[:, :, None, :], 1)
-    else:
-        scores *= by
-    return scores
-
-
-@triton.jit
-def by_rows(less, V: tl.constexpr, M: tl.constexpr, WARPS: tl.constexpr):
-    """[WARPS, M] -> the same for each block's row, [WARPS, blocks * M, 1]."""
-    wide = tl.broadcast_to(less[:, None, :], (WARPS, V.blocks, M))
-    return tl.reshape(wide, (WARPS, V.blocks * M, 1))
-
-
-@triton.jit
-def more_values(
-    acc, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr,
-    WARPS: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Sums of each plane times `less`, and with powers [WARPS, M, BT] times values added."""
-    count: tl.constexpr = V.planes
-    rest = tl.reshape(power[:, None, :, :] * by[:, :, None, :], (WARPS, V.blocks * M, BT))
-    now = ()
-    for i in tl.static_range(count):
-        now += (acc[i] * less,)  # type: ignore[assignment]
-    for _ in tl.static_range(POWERS):
-        first = narrow(rest, tl.bfloat16)
-        rest = rest - widen(first)
-        more = ()
-        for i in tl.static_range(count):
-            more += (dot(first, planes[i], now[i]),)  # type: ignore[assignment]
-        now = more
-    return now
-
-
-@triton.jit
-def store_planes(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
-    """Add up the warps' sums times `less`, and keep of each row the features of its block."""
-    word, row = tl.arange(0, WV), tl.arange(0, V.blocks * M)
-    own = (word // V.span)[None, :] == (row // M)[:, None]
-    own = own & (row % M < rows)[:, None] & (word < V.words)[None, :]
-    count: tl.constexpr = V.planes
-    for i in tl.static_range(count):
-        at = sums + (row % M)[:, None] * width + (word * count + i)[None, :]
-        tl.store(at, tl.sum(acc[i] * less, 0), mask=own)
-
-
-@triton.jit
-def of_codes(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
-    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, bias_token, steps,
-    K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
-    PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
-    WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """Largest scores and sums of powers [M] of a part in codes, whose warps meet at the end."""
-    total = tl.zeros((WARPS, M), tl.float32)
-    top = total + float("-inf")
-    against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
-    acc = ()
-    count: tl.constexpr = V.planes
-    for _ in tl.static_range(count):
-        acc += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)  # type: ignore[assignment]
-    mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
-    rk, rv = tl.arange(0, WK)[None, :, None], tl.arange(0, WV)[None, None, :]
-    for step in range(steps):
-        token = start + step * (WARPS * BT) + mine
-        there = token < tokens
-        at = head * tokens + token
-        mask = there[:, None, :] & (rk < K.words)
-        word = tl.load(keys + at[:, None, :] * K.words + rk, mask=mask, other=0)
-        by = steps_of(key_scale, key_outer, key_outer_stride, at, there, K)
-        scores = scores_of(word, against, by, K, TYPES_K, PARTS, M, WARPS, BT) * scaling
-        scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
-        before, top = top, tl.maximum(top, tl.max(scores, 2))
-        power = tl.exp(scores - finite(top)[:, :, None])
-        less = tl.exp(before - finite(top))
-        total = total * less + tl.sum(power, 2)
-        mask = there[:, :, None] & (rv < V.words)
-        word = tl.load(values + at[:, :, None] * V.words + rv, mask=mask, other=0)
-        planes, less = planes_of(word, V, TYPES_V), by_rows(less, V, M, WARPS)
-        by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
-        acc = more_values(acc, power, less, planes, by, V, POWERS, M, WARPS, BT)
-    highest = tl.max(top, 0)
-    less = tl.exp(top - finite(highest)[None, :])
-    store_planes(acc, by_rows(less, V, M, WARPS), sums, rows, width, V, M, WV)
-    return highest, tl.sum(total * less, 0)
-
-
-@triton.jit
-def folded_values(acc, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr):
-    """As `more_values`, of values times their scales: sums [WARPS, words, M]."""
-    count: tl.constexpr = V.planes
-    now = ()
-    for i in tl.static_range(count):
-        now += (acc[i] * less[:, None, :],)  # type: ignore[assignment]
-    rest = tl.permute(power, (0, 2, 1))
-    for _ in tl.static_range(POWERS):
-        first = narrow(rest, tl.bfloat16)
-        rest = rest - widen(first)
-        more = ()
-        for i in tl.static_range(count):
-            more += (dot(scaled(planes[i], by), first, now[i]),)  # type: ignore[assignment]
-        now = more
-    return now
-
-
-@triton.jit
-def no_values(V: tl.constexpr, WARPS: tl.constexpr, WV: tl.constexpr, M: tl.constexpr):
-    """Sums of each plane, [WARPS, words, M], of nothing yet."""
-    acc = ()
-    count: tl.constexpr = V.planes
-    for _ in tl.static_range(count):
-        acc += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
-    return acc
-
-
-@triton.jit
-def store_words(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, WV: tl.constexpr):
-    """As `store_planes`, of sums [WARPS, words, M] that are of one block."""
-    word, m = tl.arange(0, WV), tl.arange(0, M)
-    mask = (word < V.words)[:, None] & (m < rows)[None, :]
-    count: tl.constexpr = V.planes
-    for i in tl.static_range(count):
-        at = sums + m[None, :] * width + (word * count + i)[:, None]
-        tl.store(at, tl.sum(acc[i] * less[:, None, :], 0), mask=mask)
-
-
-@triton.jit
-def of_folded(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
-    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, bias_token, steps,
-    K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
-    PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
-    WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """As `of_codes` where scales fold: tokens are the rows of products, queries their columns."""
-    total = tl.zeros((WARPS, M), tl.float32)
-    top = total + float("-inf")
-    against = query_planes_across(query, rows, depth, K, PARTS, M, WK, WARPS)
-    acc = no_values(V, WARPS, WV, M)
-    mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
-    rk, rv = tl.arange(0, WK), tl.arange(0, WV)
-    for step in range(steps):
-        token = start + step * (WARPS * BT) + mine
-        there = token < tokens
-        at = head * tokens + token
-        mask = there[:, :, None] & (rk < K.words)[None, None, :]
-        word = tl.load(keys + at[:, :, None] * K.words + rk[None, None, :], mask=mask, other=0)
-        scores = scaling * folded_scores(
-            word, key_scale, key_outer, key_outer_stride, against, at, there, K, TYPES_K, PARTS, M,
-            BT, WK, WARPS,
-        )  # fmt: skip
-        scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
-        before, top = top, tl.maximum(top, tl.max(scores, 2))
-        power = tl.exp(scores - finite(top)[:, :, None])
-        less = tl.exp(before - finite(top))
-        total = total * less + tl.sum(power, 2)
-        mask = there[:, None, :] & (rv < V.words)[None, :, None]
-        word = tl.load(values + at[:, None, :] * V.words + rv[None, :, None], mask=mask, other=0)
-        planes = planes_of(word, V, TYPES_V)
-        by = scales_of_words(value_scale, at, there, V, WV, True)
-        power *= outer_of(value_outer, value_outer_stride, at, there, V)[:, None, :]
-        acc = folded_values(acc, power, less, planes, by, V, POWERS)
-    highest = tl.max(top, 0)
-    less = tl.exp(top - finite(highest)[None, :])
-    store_words(acc, less, sums, rows, width, V, M, WV)
-    return highest, tl.sum(total * less, 0)
-
-
-@triton.jit
-def of_floats(
-    query, recent_keys, recent_values, biases, sums, head, start, tokens, recent, rows, new, depth,
-    width, scaling, above, bias_token,
-    M: tl.constexpr, BR: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The same of recent tokens, in float32."""
-    m = tl.arange(0, M)
-    token = start + tl.arange(0, BR)
-    there = token < recent
-    rd, rw = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
-    at = head * recent + token
-    key = widen(tl.load(
-        recent_keys + at[:, None] * depth + rd[None, :],
-        mask=there[:, None] & (rd < depth)[None, :], other=0.0,
-    ))  # fmt: skip
-    queries = widen(tl.load(
-        query + m[None, :] * depth + rd[:, None],
-        mask=(m < rows)[None, :] & (rd < depth)[:, None], other=0.0,
-    ))  # fmt: skip
-    scores = tl.dot(key, queries, input_precision="ieee") * scaling
-    place = (tokens + token)[None, :]
-    scores = tl.reshape(tl.trans(scores), (1, M, BR))
-    scores = add_biases(scores, biases, bias_token, above, place, there[None, :], rows, M)
-    scores = tl.trans(tl.reshape(scores, (M, BR)))
-    if biases is None:
-        visible = token[:, None] <= (recent - new + m % new)[None, :]
-        scores = tl.where(visible, scores, float("-inf"))
-    top = tl.max(scores, 0)
-    power = tl.exp(scores - finite(top)[None, :])
-    value = widen(tl.load(
-        recent_values + at[:, None] * width + rw[None, :],
-        mask=there[:, None] & (rw < width)[None, :], other=0.0,
-    ))  # fmt: skip
-    y = tl.dot(tl.trans(power), value, input_precision="ieee")
-    mask = (m < rows)[:, None] & (rw < width)[None, :]
-    tl.store(sums + m[:, None] * width + rw[None, :], y, mask=mask)
-    return top, tl.sum(power, 0)
 
 
 @triton.jit(do_not_specialize=[

@@ -28,7 +28,6 @@ from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul import ptx
 from blockscale.kernels.cuda.matmul.order import leading
 from blockscale.kernels.cuda.matmul.reading import SIGNIFICAND, WORD, is_bfloat16, significand
-from blockscale.kernels.cuda.matmul.tile import dot
 from blockscale.kernels.cuda.relaunch import power_of_2
 from blockscale.kernels.cuda.spec import Spec, spec
 
@@ -138,71 +137,6 @@ def planes_of(word, R: tl.constexpr, DTYPES: tl.constexpr):
 
 
 @triton.jit
-def folded_scales(stored, R: tl.constexpr):
-    """Stored scales -> what codes are multiplied by, bfloat16, divided by `lift`."""
-    if INTERPRETED:
-        if R.fold == "bytes":
-            by = step_of(stored.to(tl.int32), 1.0, R.spec)
-            by = tl.where(stored > 192, float("nan"), by)
-        else:
-            by = decode(stored.to(tl.int32), R.spec.inner)
-        by = narrow(by * (1 / R.lift), tl.bfloat16)
-    else:
-        by = tl.inline_asm_elementwise(
-            R.decode_scale, "=r,=r,r", [stored], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-    return by
-
-
-@triton.jit
-def scales_of_words(scale, token, there, R: tl.constexpr, WORDS: tl.constexpr, LAST: tl.constexpr):
-    """What the words of tokens [WARPS, BT] are multiplied by, bfloat16 [WARPS, BT, words], or with
-    tokens LAST [WARPS, words, BT]: views of what is loaded, so that threads load their own."""
-    count: tl.constexpr = WORDS // R.span
-    block = tl.arange(0, count)
-    if LAST:
-        exists = there[:, None, :] & (block < R.count)[None, :, None]
-        stored = tl.load(
-            scale + token[:, None, :] * R.count + block[None, :, None], mask=exists, other=0
-        )
-        by = folded_scales(stored, R)[:, :, None, :]
-        by = tl.broadcast_to(by, (by.shape[0], count, R.span, by.shape[3]))
-        by = tl.reshape(by, (by.shape[0], WORDS, by.shape[3]))
-    else:
-        exists = there[:, :, None] & (block < R.count)[None, None, :]
-        stored = tl.load(
-            scale + token[:, :, None] * R.count + block[None, None, :], mask=exists, other=0
-        )
-        by = folded_scales(stored, R)[:, :, :, None]
-        by = tl.broadcast_to(by, (by.shape[0], by.shape[1], count, R.span))
-        by = tl.reshape(by, (by.shape[0], by.shape[1], WORDS))
-    return by
-
-
-@triton.jit
-def scaled(plane, by):
-    """The products of bfloat16, exact here, two at a time."""
-    if INTERPRETED:
-        product = narrow(widen(plane) * widen(by), tl.bfloat16)
-    else:
-        product = tl.inline_asm_elementwise(
-            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [plane, by], dtype=tl.bfloat16, is_pure=True,
-            pack=2,
-        )  # fmt: skip
-    return product
-
-
-@triton.jit
-def outer_of(outer, outer_stride, token, there, R: tl.constexpr):
-    """What sums of folded values are multiplied by, float32 [WARPS, BT]."""
-    if R.fold == "codes":
-        by = tl.load(outer + token * outer_stride, mask=there, other=0.0) * R.lift
-    else:
-        by = tl.zeros_like(token).to(tl.float32) + R.lift
-    return by
-
-
-@triton.jit
 def steps_of(scale, outer, outer_stride, token, there, R: tl.constexpr):
     """The steps of blocks, float32 [WARPS, blocks, BT], of tokens [WARPS, BT]; 0 of blocks beyond.
 
@@ -253,39 +187,3 @@ def query_planes(
             head, rest = leading(rest, part == 0)
             planes += (tl.broadcast_to(head[None, :, :], (WARPS, K.blocks * M, WK)),)  # type: ignore[assignment]
     return planes
-
-
-@triton.jit
-def query_planes_across(
-    query, rows, depth, K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, WK: tl.constexpr,
-    WARPS: tl.constexpr,
-):  # fmt: skip
-    """What planes of folded keys meet: bfloat16 [WARPS, words, M], the parts of each in turn."""
-    row, word = tl.arange(0, M), tl.arange(0, WK)
-    mask = (row < rows)[None, :] & (word < K.words)[:, None]
-    planes = ()
-    count: tl.constexpr = K.planes
-    for i in tl.static_range(count):
-        at = query + row[None, :] * depth + (word * count + i)[:, None]
-        rest = widen(tl.load(at, mask=mask, other=0.0))
-        for part in tl.static_range(PARTS):
-            head, rest = leading(rest, part == 0)
-            planes += (tl.broadcast_to(head[None, :, :], (WARPS, WK, M)),)  # type: ignore[assignment]
-    return planes
-
-
-@triton.jit
-def folded_scores(
-    word, scale, outer, outer_stride, against, at, there, K: tl.constexpr, TYPES_K: tl.constexpr,
-    PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, WK: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """As `scores_of`, float32 [WARPS, M, BT], of keys times their scales."""
-    planes = planes_of(word, K, TYPES_K)
-    by = scales_of_words(scale, at, there, K, WK, False)
-    scores = tl.zeros((WARPS, BT, M), tl.float32)
-    count: tl.constexpr = K.planes
-    for i in tl.static_range(count):
-        for p in tl.static_range(PARTS):
-            scores = dot(scaled(planes[i], by), against[i * PARTS + p], scores)
-    scores *= outer_of(outer, outer_stride, at, there, K)[:, :, None]
-    return tl.permute(scores, (0, 2, 1))

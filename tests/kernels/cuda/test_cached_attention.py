@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Attention over a cache in codes on CUDA, against float64: formats, shapes, masks, parts."""
+"""Attention over a cache in codes on CUDA, against float64: formats, dtypes, sinks, launches."""
 
 import math
 
@@ -9,10 +9,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import blockscale as bs
-from blockscale.core.operand import Operand
 from blockscale.kernels.cuda import relaunch
 from blockscale.kernels.cuda.cached_attention import (
-    PartSettings,
     _supports,
     add_parts,
     attend,
@@ -20,35 +18,11 @@ from blockscale.kernels.cuda.cached_attention import (
     usual,
 )
 from tests.support.caches import across, cached, close, exact
+from tests.support.cuda_attention import SMALL, by_kernel, on_device
 from tests.support.cuda_equal import DEVICE
 
-FORMATS = ("int8_token", "int4:group32:fp32", "mxfp4", "nvfp4_token", "mxfp8", "e4m3:token:fp32",
-           "int8:group64:fp16", "int2:group32:fp32", "int4:group8:(e4m3:token:fp32)",
-           "e2m1:group16:(e5m2:token:fp32)")  # fmt: skip
-SMALL = PartSettings(16, 2, 1, 2)  # parts of 32 tokens
-
-
-def on_device(*of: Operand) -> list[Operand]:
-    return [
-        each._replace(**{
-            name: part.to(DEVICE) for name in ("codes", "scale", "outer")
-            if (part := getattr(each, name)) is not None
-        })
-        for each in of
-    ]  # fmt: skip
-
-
-def ours(
-    query: torch.Tensor, keys: Operand, values: Operand, k: torch.Tensor, v: torch.Tensor,
-    mask: torch.Tensor | None, scaling: float, settings: PartSettings = SMALL,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    query, k, v = (x.to(DEVICE) for x in (query, k, v))
-    keys, values = on_device(keys, values)
-    mask = None if mask is None else mask.to(DEVICE)
-    sinks = None if sinks is None else sinks.to(DEVICE)
-    assert _supports((), (query, keys, values, k, v, mask, scaling, sinks))
-    return attention(query, keys, values, (k, v), mask, scaling, settings, sinks).cpu()
+FORMATS = ("int8_token", "int4:group32:fp32", "mxfp8", "e4m3:token:fp32", "int8:group64:fp16",
+           "int2:group32:fp32")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -57,29 +31,8 @@ def test_formats(fmt: str) -> None:
     """Three parts of codes, of which the last is short, and one of floats."""
     keys, values, k, v, key, value = cached(fmt, 70, 5, batch=1)
     query = torch.randn(1, 4, 1, 64)
-    y = ours(query, keys, values, k, v, None, 0.125)
+    y = by_kernel(query, keys, values, k, v, None, 0.125)
     close(y, exact(query, key, value, None, None, 0.125))
-
-
-@pytest.mark.parametrize(
-    ("heads", "new", "tokens", "recent", "depth", "width", "settings"),
-    [
-        (2, 1, 33, 1, 64, 64, SMALL),
-        (4, 2, 64, 2, 64, 32, PartSettings(16, 1, 4, 2)),  # warps that have tokens of their own
-        (8, 3, 31, 40, 32, 96, SMALL),  # 12 queries; recent ones in two parts
-        (2, 1, 17, 1, 96, 160, PartSettings(32, 1, 1, 3)),  # words that are no power of two
-    ],
-)
-def test_shapes(
-    heads: int, new: int, tokens: int, recent: int, depth: int, width: int, settings: PartSettings
-) -> None:
-    keys, values, k, v, key, value = cached(
-        "int4:group32:fp32", tokens, recent, depth=depth, width=width, values="int8:token:fp32",
-        batch=1,
-    )  # fmt: skip
-    query = torch.randn(1, heads, new, depth)
-    y = ours(query, keys, values, k, v, None, 0.2, settings)
-    close(y, exact(query, key, value, None, None, 0.2))
 
 
 @pytest.mark.slow
@@ -87,7 +40,7 @@ def test_shapes(
 def test_dtypes_come_back(dtype: torch.dtype) -> None:
     keys, values, k, v, key, value = cached("int8_token", 40, 3)
     query = torch.randn(2, 4, 1, 64).to(dtype)
-    y = ours(query, keys, values, k.to(dtype), v.to(dtype), None, 0.1)
+    y = by_kernel(query, keys, values, k.to(dtype), v.to(dtype), None, 0.1)
     assert y.dtype == dtype
     key, value = (
         torch.cat([x[:, :, :40], x[:, :, 40:].to(dtype).float()], 2) for x in (key, value)
@@ -97,22 +50,6 @@ def test_dtypes_come_back(dtype: torch.dtype) -> None:
     assert ((y.double() - expected).abs() <= rounding * expected.abs() + 1e-5).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("kind", ["seen", "added"])
-def test_masks(kind: str, heads: int) -> None:
-    """Of each head or of all; also where a row sees nothing, of a part or at all: zeros."""
-    keys, values, k, v, key, value = cached("int4:group32:fp32", 45, 2)
-    query = torch.randn(2, 4, 2, 64)
-    seen = torch.rand(2, heads, 2, 47) < 0.6
-    seen[0, 0, 1] = False
-    seen[1, :, :, :32] = False
-    added = torch.randn(2, heads, 2, 47)
-    y = ours(query, keys, values, k, v, seen if kind == "seen" else added, 0.125)
-    of = (seen, None) if kind == "seen" else (None, added)
-    close(y, exact(query, key, value, *of, 0.125))
-
-
 def test_sinks() -> None:
     """A score of each head that takes its share and gives nothing; also where nothing is seen."""
     keys, values, k, v, key, value = cached("int8_token", 30, 3, batch=1)
@@ -120,21 +57,8 @@ def test_sinks() -> None:
     sinks[1], sinks[2], sinks[3] = 60.0, -60.0, -math.inf
     seen = torch.rand(1, 1, 2, 33) < 0.6
     seen[0, 0, 1] = False
-    y = ours(query, keys, values, k, v, seen, 0.125, SMALL, sinks)
+    y = by_kernel(query, keys, values, k, v, seen, 0.125, SMALL, sinks)
     close(y, exact(query, key, value, seen, None, 0.125, sinks))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:All-NaN")  # numpy's, of the largest of nothing
-def test_what_is_not_finite_stays_in_its_row() -> None:
-    keys, values, k, v, _, _ = cached("int8_token", 40, 2)
-    query = torch.randn(2, 4, 1, 64)
-    query[0, 1] = math.nan
-    v[1, 0, 1, 5] = math.nan
-    expected = torch.zeros(2, 4, 1, 64, dtype=torch.bool)
-    expected[0, 1] = True
-    expected[1, :2, :, 5] = True
-    assert torch.equal(ours(query, keys, values, k, v, None, 0.125).isnan(), expected)
 
 
 def test_what_goes_by_the_reference() -> None:
@@ -202,7 +126,7 @@ def test_steps_of_a_generation_are_one_kernel(
     for recent in range(3, 23):
         few = [x[:, :, :recent].contiguous() for x in (k, v)]
         mask = torch.zeros(1, 1, 1, 20 + recent) if masked else None
-        ours(query, keys, values, *few, mask, 0.125)
+        by_kernel(query, keys, values, *few, mask, 0.125)
     assert len(starts) == 40 and len({len(each) for each in starts}) == 2
     for kernel in (attend, add_parts):
         assert len(relaunch.direct(kernel).compiled) == 1, kernel
