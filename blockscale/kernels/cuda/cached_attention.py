@@ -49,6 +49,7 @@ from blockscale.kernels.operand import added_scores, few_queries
 from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
+_TURN = 64  # parts that are added up at a time
 _PROGRAMS = 132  # an H200's processors
 _FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many steps
 
@@ -137,16 +138,23 @@ class PartSettings(NamedTuple):
 def usual(tokens: int, recent: int, heads: int, folded: bool = False) -> PartSettings:
     """Parts for as many programs as an H200 has processors, which begin and end once, or of four
     steps and more for twice as many; with folded scales, of which a processor holds three, for up
-    to four times as many. The same on other GPUs, so that sums have one order."""
+    to four times as many. Of as many parts all are equally long. The same on other GPUs, so that
+    sums have one order."""
+    steps = _steps(tokens, recent, heads, folded)
+    parts = cdiv(tokens, 128 * steps)
+    return PartSettings(32, max(1, cdiv(tokens, 128 * max(parts, 1))), 4, 3)
+
+
+def _steps(tokens: int, recent: int, heads: int, folded: bool) -> int:
     for times, least in _FOLDED if folded else ():
         steps = cdiv(tokens * heads, times * _PROGRAMS * 128)
         if steps >= least:
-            return PartSettings(32, steps, 4, 3)
+            return steps
     few, many = (
         max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
         for each in (_PROGRAMS, 2 * _PROGRAMS)
     )
-    return PartSettings(32, many if many >= 4 and not folded else few, 4, 3)
+    return many if many >= 4 and not folded else few
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
@@ -212,7 +220,7 @@ def attention(
     y = query.new_empty((batch, heads, new, width))
     direct(add_parts)[(rows, every)](
         sums, tops, totals, y, sinks, rows, new, shared, parts, width,
-        EACH=16, WIDTH=power_of_2(width), num_warps=2, num_stages=1,
+        EACH=_TURN, WIDTH=power_of_2(width), num_warps=4, num_stages=1,
     )  # fmt: skip
     return y
 

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import blockscale as bs
 from blockscale.kernels.cuda import relaunch
 from blockscale.kernels.cuda.cached_attention import (
+    PartSettings,
     _supports,
     add_parts,
     attend,
@@ -130,3 +131,17 @@ def test_steps_of_a_generation_are_one_kernel(
     assert len(starts) == 40 and len({len(each) for each in starts}) == 2
     for kernel in (attend, add_parts):
         assert len(relaunch.direct(kernel).compiled) == 1, kernel
+
+
+def test_parts_are_equally_long() -> None:
+    """As many programs as processors, or twice and four times as many: a part with fewer steps
+    than others would leave its processor early. No tokens in codes are no error."""
+    assert usual(8192, 16, 64) == PartSettings(32, 16, 4, 3)
+    assert usual(32768, 16, 64) == PartSettings(32, 64, 4, 3)
+    assert usual(8192, 16, 8) == PartSettings(32, 5, 4, 3)
+    assert usual(8192, 16, 64, folded=True) == PartSettings(32, 11, 4, 3)
+    assert usual(0, 16, 8).steps == usual(1, 0, 1).steps == 1
+    for tokens in range(1, 5000, 37):
+        steps = usual(tokens, 16, 64).steps
+        parts = -(-tokens // (128 * steps))
+        assert steps == -(-tokens // (128 * parts))
