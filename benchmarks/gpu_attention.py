@@ -4,7 +4,8 @@
     python -m benchmarks.gpu_attention [--tokens 2048 8192 32768] [--batch 1 8] [--formats A,B]
         [--settings] [--save NAME]
 
-A Llama's layer in bfloat16: 8 heads of keys and values of 128 features, 32 of queries, 16 recent
+"FORMAT keys per channel": keys in chunks of blocks of tokens, as QuantizedCache has them. A Llama's
+layer in bfloat16: 8 heads of keys and values of 128 features, 32 of queries, 16 recent
 tokens. Times are of CUDA graphs over caches that together exceed the L2 cache, and beside them:
 
 sdpa    torch's scaled_dot_product_attention over keys and values in bfloat16, the faster of heads
@@ -29,10 +30,17 @@ from benchmarks.gpu_linear import copied, timed
 from benchmarks.record import record
 from blockscale.core.operand import Operand
 from blockscale.kernels.cuda import available
+from blockscale.kernels.operand import tokens_of
 from blockscale.ops.attention import cached_attention
 
 SHARED, HEADS, FEATURES, RECENT = 8, 32, 128, 16
-FORMATS = "int8_token,e4m3:token:fp32,int4:group32:fp16,mxfp4,nvfp4_token,mxfp8"
+CHUNK = 32  # tokens of keys per channel, at least: integrations/transformers/cache.py
+FORMATS = ",".join([
+    *("int8_token", "e4m3:token:fp32", "int4:group32:fp16", "mxfp4", "nvfp4_token", "mxfp8"),
+    *("int4:group32:fp16:asym", "int4:group32:fp16 keys per channel"),
+    *("int4:group32:fp16:asym keys per channel", "uint2:group32:fp16:asym keys per channel"),
+])  # fmt: skip
+_PER_CHANNEL = " keys per channel"
 _L2 = 120e6  # bytes, twice an H200's
 _SETTINGS = [  # tokens of a warp's step, warps, stages; programs
     (t, p, w, s)
@@ -46,6 +54,16 @@ def both(batch: int, tokens: int, seed: int) -> list[Tensor]:
     g = torch.Generator("cuda").manual_seed(seed)
     shape = (batch, SHARED, tokens, FEATURES)
     return [torch.randn(shape, device="cuda", generator=g).bfloat16() for _ in "kv"]
+
+
+def in_codes(batch: int, tokens: int, seed: int, fmt: str) -> list[Operand]:
+    """Random keys and values in a format's codes, keys per channel where it says so."""
+    keys, values = both(batch, tokens, seed)
+    spelling = fmt.removesuffix(_PER_CHANNEL)
+    if spelling != fmt:
+        block = bs.parse(spelling).block.sizes_for(4)[-1]
+        keys = keys.unflatten(2, (-1, -(-CHUNK // block) * block)).mT.contiguous()
+    return [bs.quantize(x, spelling).operand for x in (keys, values)]
 
 
 def bytes_of(operands: tuple[Operand, ...]) -> int:
@@ -75,10 +93,10 @@ def case(fmt: str, batch: int, tokens: int, query: Tensor, by_torch: float, copy
          settings: bool) -> dict[str, Any]:  # fmt: skip
     """One line of the record."""
     recent = both(batch, RECENT, 99)
-    first = [bs.quantize(x, fmt).operand for x in both(batch, tokens, 0)]
+    first = in_codes(batch, tokens, 0, fmt)
     size = bytes_of(tuple(first))
     copies = max(1, round(_L2 / size))
-    caches = [[bs.quantize(x, fmt).operand for x in both(batch, tokens, i)] for i in range(copies)]
+    caches = [in_codes(batch, tokens, i, fmt) for i in range(copies)]
     scale = FEATURES**-0.5
     calls: list[Callable[[], Tensor]] = [
         partial(cached_attention, query, *c, *recent, None, scale) for c in caches
@@ -105,7 +123,7 @@ def choices(query: Tensor, caches: list[list[Operand]], recent: list[Tensor], sc
     from blockscale.kernels.cuda.cached_attention import PartSettings, attention
 
     found = []
-    batch, shared, tokens, _ = caches[0][0].shape
+    batch, shared, tokens, _ = tokens_of(caches[0][0])
     for t, programs, warps, stages in _SETTINGS:
         each = -(-tokens * batch * shared // programs)
         s = PartSettings(t, max(1, -(-each // (t * warps))), warps, stages)

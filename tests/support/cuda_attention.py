@@ -13,7 +13,7 @@ SMALL = PartSettings(16, 2, 1, 2)  # parts of 32 tokens
 def on_device(*of: Operand) -> list[Operand]:
     return [
         each._replace(**{
-            name: part.to(DEVICE) for name in ("codes", "scale", "outer")
+            name: part.to(DEVICE) for name in ("codes", "scale", "zero_point", "outer")
             if (part := getattr(each, name)) is not None
         })
         for each in of

@@ -5,12 +5,21 @@ sums of values. The legend is at the top of cached_attention.py."""
 import triton
 import triton.language as tl
 
+from blockscale.kernels.cuda.channel_keys import channel_scores, queries_of_channels
 from blockscale.kernels.cuda.device.element import decode
 from blockscale.kernels.cuda.device.numerics import INTERPRETED, narrow, widen
 from blockscale.kernels.cuda.device.scale import step_of
 from blockscale.kernels.cuda.matmul.order import leading
 from blockscale.kernels.cuda.matmul.tile import dot
-from blockscale.kernels.cuda.token_reading import planes_of, query_planes, steps_of
+from blockscale.kernels.cuda.token_reading import (
+    lowered,
+    over_words,
+    planes_of,
+    query_planes,
+    steps_of,
+    stored_of_words,
+    zeros_of_words,
+)
 
 
 @triton.jit
@@ -32,11 +41,39 @@ def finite(top):
 
 @triton.jit
 def scores_of(
-    word, against, by, K: tl.constexpr, TYPES_K: tl.constexpr, PARTS: tl.constexpr,
-    M: tl.constexpr, WARPS: tl.constexpr, BT: tl.constexpr,
+    against, keys, scale, outer, zero, outer_stride, head, start, at, there, tokens, depth,
+    K: tl.constexpr, TYPES_K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    WK: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Queries times keys, float32 [WARPS, M, BT]. word: of keys; by: steps of their blocks"""
+    """Queries times keys of the tokens `at` [WARPS, BT] from `start` on, float32 [WARPS, M, BT]."""
+    if K.units:
+        first = start + tl.arange(0, WARPS) * BT
+        scores = channel_scores(
+            against, keys, scale, outer, zero, outer_stride, head, first, tokens, depth, K,
+            TYPES_K, PARTS, M, BT, WK, WARPS,
+        )  # fmt: skip
+    else:
+        scores = token_scores(
+            against, keys, scale, outer, zero, outer_stride, at, there, K, TYPES_K, PARTS, M, BT,
+            WK, WARPS,
+        )  # fmt: skip
+    return scores
+
+
+@triton.jit
+def token_scores(
+    against, keys, scale, outer, zero, outer_stride, at, there, K: tl.constexpr,
+    TYPES_K: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
+    WK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """The same of keys by token."""
+    rk = tl.arange(0, WK)[None, :, None]
+    mask = there[:, None, :] & (rk < K.words)
+    word = tl.load(keys + at[:, None, :] * K.words + rk, mask=mask, other=0)
+    by = steps_of(scale, outer, outer_stride, at, there, K)
     planes = planes_of(word, K, TYPES_K)
+    if K.zero:
+        planes = lowered(planes, zeros_of_words(zero, at, there, K, WK, True), K)
     scores = tl.zeros((WARPS, K.blocks * M, BT), tl.float32)
     count: tl.constexpr = K.planes
     for i in tl.static_range(count):
@@ -47,6 +84,30 @@ def scores_of(
     else:
         scores *= by
     return scores
+
+
+@triton.jit
+def planes_of_values(
+    values, zero, at, there, V: tl.constexpr, TYPES_V: tl.constexpr, WV: tl.constexpr
+):  # fmt: skip
+    """Planes [WARPS, BT, words] of the values of tokens [WARPS, BT]."""
+    rv = tl.arange(0, WV)[None, None, :]
+    mask = there[:, :, None] & (rv < V.words)
+    word = tl.load(values + at[:, :, None] * V.words + rv, mask=mask, other=0)
+    planes = planes_of(word, V, TYPES_V)
+    if V.zero:
+        planes = lowered(planes, zeros_of_words(zero, at, there, V, WV, False), V)
+    return planes
+
+
+@triton.jit
+def no_sums(V: tl.constexpr, WARPS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Sums of each plane, [WARPS, HEIGHT, WIDTH], of nothing yet."""
+    acc = ()
+    count: tl.constexpr = V.planes
+    for _ in tl.static_range(count):
+        acc += (tl.zeros((WARPS, HEIGHT, WIDTH), tl.float32),)  # type: ignore[assignment]
+    return acc
 
 
 @triton.jit
@@ -91,9 +152,9 @@ def store_planes(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr,
 
 @triton.jit
 def of_codes(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
-    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, bias_token, steps,
+    query, keys, key_scale, key_outer, key_zero, values, value_scale, value_outer, value_zero,
+    biases, sums, head, start, tokens, rows, depth, width, scaling, key_outer_stride,
+    value_outer_stride, above, bias_token, steps,
     K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
@@ -101,29 +162,28 @@ def of_codes(
     """Largest scores and sums of powers [M] of a part in codes, whose warps meet at the end."""
     total = tl.zeros((WARPS, M), tl.float32)
     top = total + float("-inf")
-    against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
-    acc = ()
-    count: tl.constexpr = V.planes
-    for _ in tl.static_range(count):
-        acc += (tl.zeros((WARPS, V.blocks * M, WV), tl.float32),)  # type: ignore[assignment]
+    if K.units:
+        against = queries_of_channels(query, rows, depth, M, WK)
+    else:
+        against = query_planes(query, rows, depth, K, PARTS, M, WK, WARPS)
+    acc = no_sums(V, WARPS, V.blocks * M, WV)
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
-    rk, rv = tl.arange(0, WK)[None, :, None], tl.arange(0, WV)[None, None, :]
     for step in range(steps):
         token = start + step * (WARPS * BT) + mine
         there = token < tokens
         at = head * tokens + token
-        mask = there[:, None, :] & (rk < K.words)
-        word = tl.load(keys + at[:, None, :] * K.words + rk, mask=mask, other=0)
-        by = steps_of(key_scale, key_outer, key_outer_stride, at, there, K)
-        scores = scores_of(word, against, by, K, TYPES_K, PARTS, M, WARPS, BT) * scaling
+        scores = scaling * scores_of(
+            against, keys, key_scale, key_outer, key_zero, key_outer_stride, head,
+            start + step * (WARPS * BT), at, there, tokens, depth, K, TYPES_K, PARTS, M, BT, WK,
+            WARPS,
+        )  # fmt: skip
         scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
         before, top = top, tl.maximum(top, tl.max(scores, 2))
         power = tl.exp(scores - finite(top)[:, :, None])
         less = tl.exp(before - finite(top))
         total = total * less + tl.sum(power, 2)
-        mask = there[:, :, None] & (rv < V.words)
-        word = tl.load(values + at[:, :, None] * V.words + rv, mask=mask, other=0)
-        planes, less = planes_of(word, V, TYPES_V), by_rows(less, V, M, WARPS)
+        planes = planes_of_values(values, value_zero, at, there, V, TYPES_V, WV)
+        less = by_rows(less, V, M, WARPS)
         by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
         acc = more_values(acc, power, less, planes, by, V, POWERS, M, WARPS, BT)
     highest = tl.max(top, 0)
@@ -196,26 +256,9 @@ def folded_scales(stored, R: tl.constexpr):
 @triton.jit
 def scales_of_words(scale, token, there, R: tl.constexpr, WORDS: tl.constexpr, LAST: tl.constexpr):
     """What the words of tokens [WARPS, BT] are multiplied by, bfloat16 [WARPS, BT, words], or with
-    tokens LAST [WARPS, words, BT]: views of what is loaded, so that threads load their own."""
-    count: tl.constexpr = WORDS // R.span
-    block = tl.arange(0, count)
-    if LAST:
-        exists = there[:, None, :] & (block < R.count)[None, :, None]
-        stored = tl.load(
-            scale + token[:, None, :] * R.count + block[None, :, None], mask=exists, other=0
-        )
-        by = folded_scales(stored, R)[:, :, None, :]
-        by = tl.broadcast_to(by, (by.shape[0], count, R.span, by.shape[3]))
-        by = tl.reshape(by, (by.shape[0], WORDS, by.shape[3]))
-    else:
-        exists = there[:, :, None] & (block < R.count)[None, None, :]
-        stored = tl.load(
-            scale + token[:, :, None] * R.count + block[None, None, :], mask=exists, other=0
-        )
-        by = folded_scales(stored, R)[:, :, :, None]
-        by = tl.broadcast_to(by, (by.shape[0], by.shape[1], count, R.span))
-        by = tl.reshape(by, (by.shape[0], by.shape[1], WORDS))
-    return by
+    tokens LAST [WARPS, words, BT]."""
+    stored = stored_of_words(scale, token, there, R, WORDS, LAST)
+    return over_words(folded_scales(stored, R), R, WORDS, LAST)
 
 
 @triton.jit
@@ -278,16 +321,6 @@ def folded_scores(
 
 
 @triton.jit
-def no_values(V: tl.constexpr, WARPS: tl.constexpr, WV: tl.constexpr, M: tl.constexpr):
-    """Sums of each plane, [WARPS, words, M], of nothing yet."""
-    acc = ()
-    count: tl.constexpr = V.planes
-    for _ in tl.static_range(count):
-        acc += (tl.zeros((WARPS, WV, M), tl.float32),)  # type: ignore[assignment]
-    return acc
-
-
-@triton.jit
 def folded_values(acc, power, less, planes, by, V: tl.constexpr, POWERS: tl.constexpr):
     """As `more_values`, of values times their scales: sums [WARPS, words, M]."""
     count: tl.constexpr = V.planes
@@ -318,9 +351,9 @@ def store_words(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr, 
 
 @triton.jit
 def of_folded(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer, biases, sums,
-    head, start, tokens, rows, depth, width, scaling, key_outer_stride, value_outer_stride,
-    above, bias_token, steps,
+    query, keys, key_scale, key_outer, key_zero, values, value_scale, value_outer, value_zero,  # noqa: ARG001 - has none
+    biases, sums, head, start, tokens, rows, depth, width, scaling, key_outer_stride,
+    value_outer_stride, above, bias_token, steps,
     K: tl.constexpr, V: tl.constexpr, TYPES_K: tl.constexpr, TYPES_V: tl.constexpr,
     PARTS: tl.constexpr, POWERS: tl.constexpr, M: tl.constexpr, BT: tl.constexpr,
     WK: tl.constexpr, WV: tl.constexpr, WARPS: tl.constexpr,
@@ -329,7 +362,7 @@ def of_folded(
     total = tl.zeros((WARPS, M), tl.float32)
     top = total + float("-inf")
     against = query_planes_across(query, rows, depth, K, PARTS, M, WK, WARPS)
-    acc = no_values(V, WARPS, WV, M)
+    acc = no_sums(V, WARPS, WV, M)
     mine = tl.arange(0, WARPS)[:, None] * BT + tl.arange(0, BT)[None, :]
     rk, rv = tl.arange(0, WK), tl.arange(0, WV)
     for step in range(steps):

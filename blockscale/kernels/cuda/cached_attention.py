@@ -7,21 +7,23 @@ multiply them as they are (matmul/tile.py: the i-th codes of all words are a pla
 sums. Scores of a block of features get the block's scale: a query has a column for each block, with
 zeros for the features of others. Values likewise: a power times the scale of a token's block has a
 row for each block, of which the features of that block are kept. Here are the two kernels and what
-starts them; attention_parts.py has what a part sums up to, token_reading.py what codes and scales
-are read as.
+starts them; attention_parts.py has what a part sums up to, channel_keys.py the scores of keys per
+channel, token_reading.py what codes and scales are read as.
 
 Legend
 rows: queries that share a head of keys, those of its heads one after another; M: their power of two
 query: [heads of keys in all, rows, depth]
 keys, values: int32 [heads of keys in all, tokens, words]; scale: as stored [.., tokens, blocks];
-    outer: float32 [heads of keys in all * tokens] or [1], outer_stride apart, or None
+    zero: int32, likewise, or None; outer: float32 [heads of keys in all * tokens] or [1],
+    outer_stride apart, or None. Keys per channel: channel_keys.py
 recent_keys, recent_values: floats [.., recent, depth], [.., recent, width]
 biases: float32, what is added to scores, rows strided; None for nothing
 sums, tops, totals: float32 [heads of keys in all, parts, rows, width], [.., parts, rows] twice:
     of each part sums of powers times values, the largest score, the sum of powers
 K, V: how keys and values are read, a TokenReading each
 steps, WARPS, BT: a part has WARPS warps, and each of them BT tokens in each of `steps` steps
-PARTS: bfloat16 numbers that each number of a query is split into, exactly
+PARTS: bfloat16 numbers that each number of a query is split into, exactly; of keys per channel,
+    that one times a scale is: as POWERS
 POWERS: how many of a power times a scale: 2 leave 2^-18 of it, 3 2^-27
 DEPTH, WIDTH, WK, WV: powers of two of depth, width and words
 Grid: parts in codes, then those of recent tokens, BR each; heads of keys in all.
@@ -44,8 +46,13 @@ from blockscale.kernels.cuda.primitives import guard
 from blockscale.kernels.cuda.primitives.plan import floats, form
 from blockscale.kernels.cuda.relaunch import cdiv, direct, power_of_2
 from blockscale.kernels.cuda.spec import known
-from blockscale.kernels.cuda.token_reading import TokenReading, reading, without_fold
-from blockscale.kernels.operand import added_scores, few_queries
+from blockscale.kernels.cuda.token_reading import (
+    TokenReading,
+    channel_reading,
+    reading,
+    without_fold,
+)
+from blockscale.kernels.operand import added_scores, few_queries, tokens_of
 from blockscale.kernels.registry import kernel
 
 _RECENT = 32  # recent tokens of a program
@@ -58,7 +65,7 @@ _FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many ste
     "tokens", "recent", "code_parts", "parts", "steps", "added_batch", "added_head", "added_row",
 ])  # fmt: skip
 def attend(
-    query, keys, key_scale, key_outer, values, value_scale, value_outer,
+    query, keys, key_scale, key_outer, key_zero, values, value_scale, value_outer, value_zero,
     recent_keys, recent_values, biases, sums, tops, totals,
     tokens, recent, rows, new, depth, width, scaling, shared, code_parts, parts,
     steps, key_outer_stride, value_outer_stride, added_batch, added_head, added_row, bias_token,
@@ -77,10 +84,10 @@ def attend(
     if part < code_parts:
         of: tl.constexpr = of_folded if K.fold != "" and V.fold != "" else of_codes
         top, total = of(
-            query, keys, key_scale, key_outer, values, value_scale, value_outer, biases,
-            sums + place * width, head, part * (steps * WARPS * BT), tokens, rows, depth, width,
-            scaling, key_outer_stride, value_outer_stride, above, bias_token, steps,
-            K, V, TYPES_K, TYPES_V, PARTS, POWERS, M, BT, WK, WV, WARPS,
+            query, keys, key_scale, key_outer, key_zero, values, value_scale, value_outer,
+            value_zero, biases, sums + place * width, head, part * (steps * WARPS * BT), tokens,
+            rows, depth, width, scaling, key_outer_stride, value_outer_stride, above, bias_token,
+            steps, K, V, TYPES_K, TYPES_V, PARTS, POWERS, M, BT, WK, WV, WARPS,
         )  # fmt: skip
     else:
         top, total = of_floats(
@@ -159,8 +166,6 @@ def _steps(tokens: int, recent: int, heads: int, folded: bool) -> int:
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
     _, keys, values, *_ = arguments
-    if len(keys.shape) != 4:  # per channel
-        return False
     return (
         known(formats, arguments) and few_queries(arguments) and _readable(keys)
         and _readable(values)
@@ -169,7 +174,7 @@ def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
 
 def _readable(whole: Operand) -> bool:
     """Whether codes are read by words, and outer scales are of tokens or of all."""
-    if reading(whole.fmt, whole.size) is None or whole.more:
+    if reading_of(whole) is None or whole.more:
         return False
     return whole.outer is None or whole.outer.numel() in (1, prod(whole.shape[:-1]))
 
@@ -180,7 +185,7 @@ def cached_attention(
     mask: Tensor | None, scaling: float, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As ops.attention.cached_attention."""
-    tokens = keys.shape[2]
+    tokens = tokens_of(keys)[2]
     folded = all(each.fold for each in both_readings(keys, values))
     settings = usual(tokens, recent_keys.shape[2], query.shape[0] * keys.shape[1], folded)
     with guard(query):
@@ -196,15 +201,17 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """By `attend` and `add_parts`."""
     batch, heads, new, depth = query.shape
-    _, shared, tokens, _ = keys.shape
+    _, shared, tokens, _ = tokens_of(keys)
     later, width, rows = recent[0].shape[2], values.size, new * (heads // shared)
     k, v = both_readings(keys, values)
+    s = of_whole_words(s, k) if k.units else s
     code_parts = cdiv(tokens, s.tokens * s.warps * s.steps)
     parts, every = code_parts + cdiv(later, _RECENT), batch * shared
     sums = query.new_empty((every, parts, rows, width), dtype=torch.float32)
     tops, totals = (query.new_empty((every, parts, rows), dtype=torch.float32) for _ in "tt")
     folded = k.fold and v.fold
-    m = max(power_of_2(rows), 8 if folded else cdiv(16, min(k.blocks, v.blocks)))
+    least = v.blocks if k.units else min(k.blocks, v.blocks)
+    m = max(power_of_2(rows), 8 if folded else cdiv(16, least))
     biases = added_scores(mask, (batch, heads, new, tokens + later))
     strides = [0] * 4 if biases is None else strides_of(biases)
     direct(attend)[(parts, every)](
@@ -212,8 +219,9 @@ def attention(
         tokens, later, rows, new, depth, width, scaling, shared, code_parts, parts, s.steps,
         *(int(o.outer is not None and o.outer.numel() > 1) for o in (keys, values)), *strides,
         K=k, V=v, TYPES_K=(tl.bfloat16,) * k.planes, TYPES_V=(tl.bfloat16,) * v.planes,
-        PARTS=PARTS[query.dtype], POWERS=3 if query.dtype is torch.float32 else 2, M=m, BT=s.tokens,
-        BR=_RECENT, WK=max(16, power_of_2(k.words)), WV=max(16, power_of_2(v.words)),
+        PARTS=query_parts(query.dtype, k), POWERS=3 if query.dtype is torch.float32 else 2, M=m,
+        BT=s.tokens, BR=_RECENT, WK=max(16, power_of_2(depth if k.units else k.words)),
+        WV=max(16 if folded else 8, power_of_2(v.words)),
         DEPTH=max(16, power_of_2(depth)), WIDTH=max(16, power_of_2(width)), WARPS=s.warps,
         num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
@@ -225,6 +233,17 @@ def attention(
     return y
 
 
+def of_whole_words(s: PartSettings, k: TokenReading) -> PartSettings:
+    """The same for keys per channel, whose steps have words of a channel."""
+    tokens = k.columns * k.planes
+    return s._replace(tokens=tokens, steps=cdiv(s.steps * s.tokens, tokens))
+
+
+def query_parts(dtype: torch.dtype, k: TokenReading) -> int:
+    """How many bfloat16 numbers one of a query is; of keys per channel, times a scale."""
+    return max(PARTS[dtype], 2 if k.units else 1)
+
+
 def strides_of(x: Tensor) -> list[int]:
     """Its strides, 0 of dimensions of one: those may be anything."""
     return [0 if n == 1 else each for n, each in zip(x.shape, x.stride(), strict=True)]
@@ -232,7 +251,7 @@ def strides_of(x: Tensor) -> list[int]:
 
 def both_readings(keys: Operand, values: Operand) -> tuple[TokenReading, TokenReading]:
     """How both are read: folded if both can be, else neither."""
-    readings = [reading(each.fmt, each.size) for each in (keys, values)]
+    readings = [reading_of(each) for each in (keys, values)]
     folds = all(each is not None and each.fold for each in readings)
     k, v = (each if each is None or folds else without_fold(each) for each in readings)
     assert k is not None
@@ -240,12 +259,18 @@ def both_readings(keys: Operand, values: Operand) -> tuple[TokenReading, TokenRe
     return k, v
 
 
-def _memory(whole: Operand) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Words of codes, stored scales and outer scales, in order. Raises ValueError where they do
-    not fit the format."""
+def reading_of(whole: Operand) -> TokenReading | None:
+    """How keys or values are read; None where they are not."""
+    of = channel_reading if len(whole.shape) == 5 else reading
+    return of(whole.fmt, whole.size)
+
+
+def _memory(whole: Operand) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Words of codes, stored scales, outer scales and zero points, in order. Raises ValueError
+    where they do not fit the format."""
     stored = form(whole.fmt)
     codes = stored.checked_codes(whole.codes, whole.shape)
     parts = (whole.scale, whole.zero_point, whole.outer, codes.device, whole.more)
     stored.checked_parts(torch.Size(whole.shape), *parts)
-    outer = None if whole.outer is None else whole.outer.contiguous()
-    return codes.contiguous().view(torch.int32), whole.scale.contiguous(), outer
+    outer, zero = (x if x is None else x.contiguous() for x in (whole.outer, whole.zero_point))
+    return codes.contiguous().view(torch.int32), whole.scale.contiguous(), outer, zero

@@ -67,7 +67,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert torch.equal(by_kernel(query, keys, values, k, v, None, 0.125).isnan(), expected)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fmt", FOLDED)
 def test_folded_formats(fmt: str) -> None:
     """Three parts of codes, of which the last is short, and one of floats."""

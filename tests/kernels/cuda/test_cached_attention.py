@@ -22,8 +22,8 @@ from tests.support.caches import across, cached, close, exact
 from tests.support.cuda_attention import SMALL, by_kernel, on_device
 from tests.support.cuda_equal import DEVICE
 
-FORMATS = ("int8_token", "int4:group32:fp32", "mxfp8", "e4m3:token:fp32", "int8:group64:fp16",
-           "int2:group32:fp32")  # fmt: skip
+FORMATS = ("int8_token", "int4:group32:fp32", "uint4:group32:fp16:asym", "mxfp8", "e4m3:token:fp32",
+           "int8:group64:fp16", "int2:group32:fp32")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_what_goes_by_the_reference() -> None:
         (query, keys, values, k, v, torch.zeros(34, dtype=torch.int32), 0.1),
         (query, keys, values, k, v, torch.zeros(1, 1, 1, 1, 34), 0.1),
         (query, keys, values, k, v, None, 0.1, torch.zeros(2)),  # sinks of other heads
-        (query, across("int4:group32:fp32", 32, 1, 2)[0], values, k, v, None, 0.1, None),
+        (query, across("int4:group32:fp32", 32, 2, 2)[0], values, k, v, None, 0.1),  # 64 tokens
         (query, keys._replace(codes=keys.codes[:, :, :0]), values, k, v, None, 0.1),
     ):
         assert not _supports((), call)

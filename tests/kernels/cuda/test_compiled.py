@@ -99,7 +99,7 @@ def compiled(kernel, fmt):
     values = {
         "K": r, "V": r, "TYPES_K": (tl.bfloat16,) * r.planes, "TYPES_V": (tl.bfloat16,) * r.planes,
         "PARTS": 1, "POWERS": 2, "M": 16, "BT": 32, "BR": 32, "WK": 32, "WV": 32, "DEPTH": 128,
-        "WIDTH": 128, "WARPS": 4, "EACH": 64,
+        "WIDTH": 128, "WARPS": 4, "EACH": 64, "key_zero": None, "value_zero": None,
     } | ({} if r.spec.scale == "two_level" else {"key_outer": None, "value_outer": None})
     names = kernel.arg_names
     kinds = {name: "constexpr" if name in values else kind(name, fmt) for name in names}
