@@ -17,7 +17,7 @@ from blockscale.core.parse import parse
 from blockscale.core.scales import TwoLevel
 from blockscale.kernels.numbers import lowered, plain_levels
 from blockscale.kernels.resident import Residents, tensors
-from blockscale.kernels.webgpu.gpu.launch import launch
+from blockscale.kernels.webgpu.gpu.launch import Window, launch
 from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, download, upload
 from blockscale.kernels.webgpu.gpu.shader import Constant, Shader
 from blockscale.kernels.webgpu.matmul import (
@@ -31,7 +31,7 @@ from blockscale.kernels.webgpu.matmul import (
 from blockscale.kernels.webgpu.primitives.encode import decode
 from blockscale.kernels.webgpu.primitives.form import (
     Form,
-    Parts,
+    StoredParams,
     form,
     given_parts,
     memory_of,
@@ -97,8 +97,9 @@ def _make(weight: Operand) -> _There:
         values = decode(f, there, shape, parts, torch.float32) if numbers else allocate(0)
         return floats(values, torch.float32, shape[0], MatrixPlaces(0, 0, shape[1], 1))
 
-    direct = decodes(f.format, shape[1]) and numbers > 0
-    return _There(_codes(f, there, shape, parts) if direct else None, dense)
+    if not (decodes(f.format, shape[1]) and numbers):
+        return _There(None, dense)
+    return _There(right_of_codes(f, there, shape, *reading(f, parts, shape)), dense)
 
 
 def _fingerprint(part: Tensor) -> int:
@@ -112,11 +113,12 @@ _UPLOADED: Residents[Right] = Residents(lambda weight: _make(weight).right(), _f
 _THERE = Residents(_make, _fingerprint)
 
 
-def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Right:
-    """Codes of a format that `decodes`."""
+def right_of_codes(
+    f: Form, packed: Memory, shape: tuple[int, int], stored: StoredParams, beside: dict[str, Memory]
+) -> Right:
+    """Codes [n, k] of a format that `decodes`; stored, beside: what `form.reading` gives of it."""
     fmt = f.format
-    stored, memories = reading(f, parts, shape)
-    buffers = dict(memories)
+    buffers: dict[str, Memory | Window] = dict(beside)
     own, constants = shader_of(fmt)
     row_bytes, size = f.row_bytes(shape[1]), _sizes(fmt, shape[1])[1]
     decode, factor = _decoding(fmt)
@@ -131,7 +133,7 @@ def _codes(f: Form, packed: Memory, shape: tuple[int, int], parts: Parts) -> Rig
         | _constants(fmt, shape[1])
         | {"PIECE": piece, "VALUE_FACTOR": bits_of(factor)}
         | levels,
-        {**buffers},
+        buffers,
         {"row_bytes": row_bytes, "blocks": -(-shape[1] // size)},
         limits_of(fmt),
         packed,

@@ -50,6 +50,14 @@ fn given_outer(block: u32) -> u32 {
     return outers[0];
 }
 
+//# outer_run
+// An outer scale for each OUTER_BLOCKS neighbours.
+@group(0) @binding(outers) var<storage, read> outers: array<u32>;
+
+fn given_outer(block: u32) -> u32 {
+    return outers[block / OUTER_BLOCKS];
+}
+
 //# scale_bfloat16
 // Stored scales that are bfloat16, widened to float32 bits.
 @group(0) @binding(scales) var<storage, read> scales: array<u32>;
