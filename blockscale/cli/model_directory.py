@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A model's directory for commands: the model of transformers, and what it is called with."""
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from blockscale.core.untrusted import json_object, quote, read_json, read_regular
+from blockscale.export.to_onnx.decoder_cache import SIZES, held_format
 from blockscale.files.load import load
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import open_stored_model
@@ -193,3 +197,149 @@ def without_place(model: nn.Module) -> list[str]:
     shared = {id(m.weight) for m in other.values()}
     tied = [n for n, m in layers.items() if n not in other and id(m.weight) in shared]
     return [*other, *tied]
+
+
+# The sizes that `blockscale export` writes a file for: rows, tokens, and those of a cache.
+
+DEFAULT_NAME = "model"
+_ROWS, _TOKENS = 8, 128
+_FLOAT = "float"  # a cache that is not quantized
+
+
+@dataclass(frozen=True)
+class ExportSizes:
+    """The sizes that a file is for.
+
+    batch, tokens: rows and tokens of a row, None for the target's own number: the most, or of c and
+        with `past` exactly those
+    name, max_bytes: what names in a C file begin with, and the most that it may take
+    cache: of a decoder, as on the command line. Of executorch a number: of tokens that the file
+        keeps between calls. Of onnx "float" or a format, in which its past goes in and comes out
+    past: past tokens of each call of an ONNX file with a cache; None for any number
+    """
+
+    batch: int | None
+    tokens: int | None
+    name: str = DEFAULT_NAME
+    max_bytes: int | None = None
+    cache: str | None = None
+    past: int | None = None
+
+    def check(self, target: str) -> None:
+        """Raise ValueError for options that the target does not have, and that exclude another."""
+        if target != "c" and (self.name != DEFAULT_NAME or self.max_bytes is not None):
+            raise ValueError("--name and --max-bytes are only for --to c")
+        if self.past is not None and (target != "onnx" or self.cache is None):
+            raise ValueError(
+                "--past is only for --to onnx with --cache: it fixes all sizes of such a file"
+            )
+        if self.tokens == 1 and self.past is None:
+            raise ValueError(
+                "--tokens must be at least 2, got 1: one token a call is for --to onnx with "
+                "--cache and --past"
+            )
+        if self.cache is None:
+            return
+        if target not in ("executorch", "onnx"):
+            raise ValueError("--cache is only for --to executorch and --to onnx")
+        if target == "executorch":
+            self._check_kept(self.cache)
+        else:
+            self._check_past(self.cache)
+
+    def _check_kept(self, cache: str) -> None:
+        if not cache.isdecimal() or int(cache) < 2:
+            raise ValueError(
+                f"--cache {cache}: an ExecuTorch file keeps a number of tokens, at least 2, such "
+                "as --cache 2048; float and formats are for --to onnx"
+            )
+        if self.batch not in (None, 1):
+            raise ValueError(f"a file with --cache takes one row: leave --batch {self.batch} out")
+
+    def _check_past(self, cache: str) -> None:
+        if cache.isdecimal():
+            raise ValueError(
+                f"--cache {cache}: an ONNX file is given its past, of any length: say --cache "
+                f"float, or a format such as int8:token:fp32; --past {cache} beside it is for "
+                "calls of just that length"
+            )
+        if cache != _FLOAT:
+            held_format(cache)
+        if self.past is None and (self.batch is not None or self.tokens is not None):
+            raise ValueError(
+                "an ONNX file with --cache takes any number of rows and tokens: leave --batch and "
+                "--tokens out, or fix all sizes by --past N"
+            )
+
+    @property
+    def most(self) -> int:
+        """The most rows, where a file takes any number up to it."""
+        return _ROWS if self.batch is None else self.batch
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row, and of a sentence to calibrate with."""
+        return _TOKENS if self.tokens is None or self.past is not None else self.tokens
+
+    @property
+    def exactly(self) -> tuple[int, int]:
+        """Rows and tokens, where a file takes these alone."""
+        return self.batch or 1, self.longest
+
+    @property
+    def has_past(self) -> bool:
+        """Whether past keys and values go in and come out."""
+        return self.cache is not None and not self.cache.isdecimal()
+
+    @property
+    def codes(self) -> str | None:
+        """The format in which they do so; None for floats."""
+        return self.cache if self.has_past and self.cache != _FLOAT else None
+
+    @property
+    def for_genai(self) -> bool:
+        """Whether a configuration of onnxruntime-genai is written beside the file."""
+        return self.cache == _FLOAT and self.past is None
+
+    @property
+    def fixed(self) -> dict[str, int] | None:
+        """The sizes of each call of a file with a past, where they are fixed."""
+        if self.past is None:
+            return None
+        return dict(zip(SIZES, (self.batch or 1, self.tokens or 1, self.past), strict=True))
+
+
+def fit_sizes(sizes: ExportSizes, model: nn.Module) -> ExportSizes:
+    """Sizes that the model has positions for; says so where it was asked for more. Raises
+    ValueError for a past that it has none for."""
+    if sizes.fixed is not None:
+        _, new, past = sizes.fixed.values()
+        if (most := fitting(model, new + past)) < new + past:
+            raise ValueError(
+                f"--past {past} and {new} new tokens need {new + past} positions, and the model "
+                f"has {most}: choose --past {most - new} or less"
+            )
+    if sizes.has_past:
+        return sizes
+    most = fitting(model, sizes.longest)
+    if most < sizes.longest:
+        typer.echo(f"{most} tokens a row, for which the model has positions", err=True)
+    return replace(sizes, tokens=most)
+
+
+def export_options(
+    write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes
+) -> Any:
+    """A target's named arguments: `overwrite`, as --force has said already that OUT may go, of c
+    the sizes and the name, and of a decoder its cache."""
+    parameters = inspect.signature(write).parameters
+    arguments: dict[str, Any] = {"overwrite": True} if "overwrite" in parameters else {}
+    if write.__name__ == "c":
+        ones = {name: torch.ones(sizes.exactly, dtype=x.dtype) for name, x in example.items()}
+        arguments |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}
+    if sizes.has_past:
+        arguments |= {"cache": sizes.codes or True, "sizes": sizes.fixed}
+    elif sizes.cache is not None:
+        places = int(sizes.cache)
+        arguments |= {"cache": places, "tokens": min(sizes.longest, places)}
+    return arguments

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `blockscale export` gives a target: a model's graph, and the target's own options."""
 
-import inspect
 import json
 import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from torch import Tensor, nn
 
@@ -20,8 +18,12 @@ import blockscale.export as exporters
 from blockscale.calibration.calibrate import calibrate
 from blockscale.cli.commands.audit import audit_table
 from blockscale.cli.model_directory import (
+    DEFAULT_NAME,
     SENTENCES,
+    ExportSizes,
     example_tokens,
+    export_options,
+    fit_sizes,
     fitting,
     program,
     read_model,
@@ -30,6 +32,8 @@ from blockscale.cli.model_directory import (
 )
 from blockscale.core.recipe import Recipe
 from blockscale.core.untrusted import json_object, read_json, shown, shown_lines
+from blockscale.export.to_onnx.decoder import GENAI, decoder_of
+from blockscale.export.to_onnx.decoder_cache import cache_format
 from blockscale.files.directory.output import (
     absolute,
     check_apart,
@@ -42,45 +46,6 @@ from blockscale.files.whole import check_place
 from blockscale.graph import convert, fuse, integer_recipe, lower, prepare
 from blockscale.layers.apply import quantize_
 from blockscale.reporting.table import size
-
-DEFAULT_NAME = "model"
-_ROWS = 8
-
-
-@dataclass(frozen=True)
-class ExportSizes:
-    """The sizes that a file is for.
-
-    batch, tokens: rows, None for the target's own number, and tokens of a row: the most, or of c
-        exactly those
-    name, max_bytes: what names in a C file begin with, and the most that it may take
-    cache: tokens that a decoder's file keeps between calls, of which `tokens` are then the most
-    """
-
-    batch: int | None
-    tokens: int
-    name: str = DEFAULT_NAME
-    max_bytes: int | None = None
-    cache: int | None = None
-
-    def check(self, target: str) -> None:
-        """Raise ValueError for options that the target does not have."""
-        if target != "c" and (self.name != DEFAULT_NAME or self.max_bytes is not None):
-            raise ValueError("--name and --max-bytes are only for --to c")
-        if self.cache is not None and target != "executorch":
-            raise ValueError("--cache is only for --to executorch")
-        if self.cache is not None and self.batch not in (None, 1):
-            raise ValueError(f"a file with --cache takes one row: leave --batch {self.batch} out")
-
-    @property
-    def most(self) -> int:
-        """The most rows, where a file takes any number up to it."""
-        return _ROWS if self.batch is None else self.batch
-
-    @property
-    def exactly(self) -> tuple[int, int]:
-        """Rows and tokens, where a file takes these alone."""
-        return self.batch or 1, self.tokens
 
 
 def check_recipe(recipe: Recipe | None, quantized: bool, required: bool = True) -> None:
@@ -122,17 +87,20 @@ def graph_for(
     """
     model, quantized = read
     integers = target == "c"
-    check_recipe(recipe, quantized, required=not integers)
+    check_recipe(recipe, quantized, required=not integers and sizes.codes is None)
     if quantized and integers:
         raise ValueError(
             "c needs codes on every edge, and MODEL_DIR has quantized weights alone: name the "
             "float model's directory"
         )
     if sizes.cache is not None:
+        decoder = decoder_of(model)  # what has no cache is refused before hours of work
+        if sizes.codes is not None:
+            cache_format(sizes.codes, decoder)
         _quantize_layers(target, model, recipe, example, observer)
         return model
     rows = len(example["input_ids"]) if integers else sizes.most
-    exported = program(model, example, rows, sizes.tokens, in_dict=target == "onnx")
+    exported = program(model, example, rows, sizes.longest, in_dict=target == "onnx")
     if recipe is None and not integers:
         return exported
     full_recipe = integer_recipe(exported) if recipe is None else _within(recipe)
@@ -157,19 +125,6 @@ def _quantize_layers(
         calibrate(model, [example], recipe, observer, progress=False)
     else:
         quantize_(model, recipe)
-
-
-def options(write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes) -> Any:
-    """A target's named arguments: `overwrite`, as --force has said already that OUT may go, of c
-    the sizes and the name, and of a decoder its cache."""
-    parameters = inspect.signature(write).parameters
-    arguments: dict[str, Any] = {"overwrite": True} if "overwrite" in parameters else {}
-    if write.__name__ == "c":
-        ones = {name: torch.ones(sizes.exactly, dtype=x.dtype) for name, x in example.items()}
-        arguments |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}
-    if sizes.cache is not None:
-        arguments |= {"cache": sizes.cache, "tokens": min(sizes.tokens, sizes.cache)}
-    return arguments
 
 
 def _within(recipe: Recipe) -> Recipe:
@@ -214,10 +169,14 @@ def export(  # noqa: PLR0913 - one argument an option
         int | None,
         typer.Option(min=1, help="Most rows (default 8; c: 1)."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens per row.")] = 128,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens per row (default 128).")
+    ] = None,
     cache: Annotated[
-        int | None,
-        typer.Option(min=2, help="Tokens of a decoder's cache."),
+        str | None, typer.Option(help="A decoder's: N tokens, float or a format.")
+    ] = None,
+    past: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a fixed past, for onnx.")
     ] = None,
     name: Annotated[str, typer.Option(help="Prefix of names in a C file.")] = DEFAULT_NAME,
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Largest size of a C model.")] = None,
@@ -231,28 +190,35 @@ def export(  # noqa: PLR0913 - one argument an option
     The targets of --to are c, onnx, executorch, program and compressed-tensors. What was written is
     read again and audited: stored types and bytes of every weight, and what computes with it. c has
     a recipe of its own; a quantized MODEL_DIR needs none. Without --text, eight built-in sentences
-    choose static scales. --tokens is at most the number of the model's positions. With --cache, a
-    file for a language model keeps keys and values of past tokens, and takes one row of new ones.
+    choose static scales. --tokens is at most the number of the model's positions.
+
+    --cache is for language models. Of executorch it is a number: the file keeps keys and values of
+    so many tokens, and takes one row of new ones. Of onnx it is float or a format, such as
+    int8:token:fp32: past keys and values go in and come out, of any number of rows and tokens, or
+    with --past N of --batch rows (1), --tokens new tokens (1) and N past ones.
     """
     write = _target(to)
-    sizes = ExportSizes(batch, tokens, name, max_bytes, cache)
+    sizes = ExportSizes(batch, tokens, name, max_bytes, cache, past)
     sizes.check(write.__name__)
-    _check_place(out, model, force, write.__name__ == "compressed_tensors")
+    _check_place(out, model, force, write.__name__ == "compressed_tensors", sizes.for_genai)
     full_recipe = _recipe(recipe, skip or [])
     sentences = _lines(text)
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         if write.__name__ == "compressed_tensors":
-            _write_directory(model, out, full_recipe, (sentences, tokens, observer), bool(force))
+            data = (sentences, sizes.longest, observer)
+            _write_directory(model, out, full_recipe, data, bool(force))
         else:
             read, quantized = read_model(model)
-            sizes = _fit(read, sizes)
-            example = _example(model, write.__name__, full_recipe, sentences, sizes.tokens)
+            sizes = fit_sizes(sizes, read)
+            example = _example(
+                model, write.__name__, full_recipe, sentences, fitting(read, sizes.longest)
+            )
             graph = graph_for(
                 write.__name__, (read, quantized), full_recipe, example, observer, sizes
             )
-            write(graph, out, **options(write, example, sizes))
+            write(graph, out, **export_options(write, example, sizes))
     for each in dict.fromkeys(str(w.message) for w in notes if issubclass(w.category, UserWarning)):
         if each.startswith("blockscale:"):
             typer.echo(shown_lines(each), err=True)
@@ -285,8 +251,9 @@ def _is_export(folder: Path) -> bool:
         return False
 
 
-def _check_place(out: Path, model: Path, force: int, folder: bool) -> None:
-    """Raise ValueError where OUT cannot be written, before any work for it."""
+def _check_place(out: Path, model: Path, force: int, folder: bool, for_genai: bool = False) -> None:
+    """Raise ValueError where OUT cannot be written, before any work for it. for_genai: whether
+    onnxruntime-genai's configuration is written beside it."""
     if folder:
         goal = absolute(out)
         check_apart(model, goal)
@@ -295,8 +262,9 @@ def _check_place(out: Path, model: Path, force: int, folder: bool) -> None:
         check_names(goal, ())
         check_target(goal, force, _is_export)
         return
-    if os.path.lexists(out) and not force:
-        raise ValueError(f"{out} exists: choose another output, or replace it with --force")
+    for place in (out, *([out.with_name(GENAI)] if for_genai else [])):
+        if os.path.lexists(place) and not force:
+            raise ValueError(f"{place} exists: choose another output, or replace it with --force")
     check_place(out, "model")
 
 
@@ -319,14 +287,6 @@ def _lines(text: Path | None) -> list[str]:
     if len(lines) < 2:
         raise ValueError(f"{text} has {len(lines)} sentences: two or more are needed, one a line")
     return lines
-
-
-def _fit(model: nn.Module, sizes: ExportSizes) -> ExportSizes:
-    """Sizes that the model has positions for; says so where it was asked for more."""
-    most = fitting(model, sizes.tokens)
-    if most < sizes.tokens:
-        typer.echo(f"{most} tokens a row, for which the model has positions", err=True)
-    return replace(sizes, tokens=most)
 
 
 def _example(

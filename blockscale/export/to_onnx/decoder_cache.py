@@ -60,8 +60,8 @@ class _States:
         return {"codes": (kind, self.row), "scale": (_KINDS[scale.name], self.groups)}
 
 
-def cache_format(spec: str | Format, decoder: Decoder) -> Format:
-    """The format of a file's keys and values. Raises ValueError for one that it cannot hold."""
+def held_format(spec: str | Format) -> Format:
+    """A format in which files hold keys and values. Raises ValueError for all others."""
     fmt = parse(spec)
     sizes = () if fmt.block.flat else fmt.block.sizes_for(4)
     simple = type(fmt.element) is Integer and fmt.bits in (4, 8) and fmt.element.signed
@@ -72,7 +72,13 @@ def cache_format(spec: str | Format, decoder: Decoder) -> Format:
             "or float16 scale for each token, or for groups of its features, such as "
             "'int8:token:fp32' or 'int4:group32:fp32'"
         )
-    size = sizes[3]
+    return fmt
+
+
+def cache_format(spec: str | Format, decoder: Decoder) -> Format:
+    """The format of a file's keys and values. Raises ValueError for one that it cannot hold."""
+    fmt = held_format(spec)
+    size = fmt.block.sizes_for(4)[3]
     for heads in decoder.shapes:
         for _, features in heads:
             if features * fmt.bits % 8 or (size > 0 and features % size):

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,17 +14,13 @@ from typer.testing import CliRunner
 
 import blockscale as bs
 from blockscale.cli.app import app
-from blockscale.cli.commands.export import (
-    ExportSizes,
-    check_recipe,
-    graph_for,
-    options,
-    reads_sentences,
-)
-from blockscale.cli.model_directory import read_model
+from blockscale.cli.commands.export import check_recipe, graph_for, reads_sentences
+from blockscale.cli.model_directory import ExportSizes, read_model
 from blockscale.demo.exports import NO_COMPILER, compiled, compiler
+from blockscale.integrations.transformers import QuantizedCache
 from blockscale.layers.layer import QLayer
 from tests.cli.words import words
+from tests.export.to_onnx.decoders import model_of, session
 from tests.support.cli_model_directory import tiny, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -241,13 +238,135 @@ def test_a_model_with_a_cache_is_quantized_as_it_is(model):
     for recipe, observed in ((bs.Recipe("int8_channel"), False), (bs.Recipe("int8", "int8"), True)):
         read = read_model(model)
         example = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-        sizes = ExportSizes(None, 8, cache=32)
+        sizes = ExportSizes(None, 8, cache="32")
         result = graph_for("executorch", read, recipe, example, "mse", sizes)
         assert result is read[0] and isinstance(result.lm_head, QLayer)
         scales = [name for name in result.state_dict() if name.startswith("lm_head.input")]
         assert bool(scales) == observed
     with pytest.raises(ValueError, match="no recipe: pass one"):
         graph_for("executorch", read_model(model), None, example, "mse", sizes)
+
+
+def test_a_cache_in_codes_is_a_recipe_enough(model):
+    """The weights may stay in float; what has no such cache is refused before it is quantized."""
+    sizes = ExportSizes(None, None, cache="int8:token:fp32")
+    read, example = read_model(model), {"input_ids": IDS}
+    result = graph_for("onnx", read, None, example, "mse", sizes)
+    assert result is read[0] and not isinstance(result.lm_head, QLayer)
+    recipe = bs.Recipe("int8_channel")
+    result = graph_for("onnx", read_model(model), recipe, example, "mse", sizes)
+    assert isinstance(result.lm_head, QLayer)
+    floats = ExportSizes(None, None, cache="float")
+    with pytest.raises(ValueError, match="no recipe: pass one"):
+        graph_for("onnx", read, None, example, "mse", floats)
+    groups = ExportSizes(None, None, cache="int4:group12:fp32")
+    with pytest.raises(ValueError, match="16 features, which are no whole groups of 12"):
+        graph_for("onnx", read, recipe, example, "mse", groups)
+    assert not isinstance(read[0].lm_head, QLayer)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """One whose tokens differ."""
+    folder = tmp_path_factory.mktemp("models") / "decoder"
+    model_of("llama").save_pretrained(folder)
+    return folder
+
+
+NEW = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+
+
+def chosen(out, ids, count):
+    """Greedy tokens of one row after a prompt, in onnxruntime, one token a call. A past of fixed
+    length is filled from its right; its rest is masked."""
+    file = session(out)
+    dtypes = {"tensor(float)": np.float32, "tensor(int8)": np.int8, "tensor(uint8)": np.uint8}
+    past = {x.name: x for x in file.get_inputs() if x.name.startswith("past_key_values.")}
+    length = next(iter(past.values())).shape[2]
+    fixed = length if isinstance(length, int) else 0
+    held = {
+        name: np.zeros((1, x.shape[1], fixed, x.shape[3]), dtypes[x.type])
+        for name, x in past.items()
+    }
+    texts = ids[0].tolist()
+    for i in range(len(texts) + count - 1):
+        mask = np.ones((1, i + 1), np.int64)
+        if fixed:
+            mask = np.pad(mask, ((0, 0), (fixed - i, 0)))
+        feed = {"input_ids": [[texts[i]]], "position_ids": [[i]], "attention_mask": mask}
+        logits, *present = file.run(None, {k: np.array(x) for k, x in feed.items()} | held)
+        held = {k: x[:, :, -fixed:] for k, x in zip(held, present, strict=True)}
+        if i + 1 == len(texts):
+            texts.append(int(logits[0, -1].argmax()))
+    return texts[ids.shape[1] :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cache", "past", "recipe"),
+    [
+        ("float", None, "int8_channel"),
+        ("float", 40, "int4:group32:fp32"),
+        ("int8:token:fp32", 40, "int8_channel"),
+        ("int4:group16:fp32", None, None),
+    ],
+)
+def test_onnx_with_a_cache(decoder, tmp_path, cache, past, recipe):
+    """onnxruntime chooses torch's tokens, one by one, whatever holds the past."""
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "m.onnx"
+    layers = [] if recipe is None else ["-r", recipe]
+    sizes = [] if past is None else ["--past", str(past)]
+    result = run(decoder, out, "--to", "onnx", *layers, "--cache", cache, *sizes)
+    assert result.exit_code == 0, result.stderr
+    for_genai = cache == "float" and past is None
+    beside = {"genai_config.json"} if for_genai else set()
+    assert {each.name for each in tmp_path.iterdir()} == {"m.onnx", *beside}
+    plain, _ = read_model(decoder)
+    if recipe is not None:
+        bs.quantize_(plain, recipe)
+    own = {}
+    if cache != "float":
+        own = {"past_key_values": QuantizedCache(plain.config, cache, window=0, chunk=1)}
+    ids = torch.randint(1, 96, (1, 5), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for i in range(4 if own else 0):  # token by token from the first, as the file is called
+            plain(ids[:, i : i + 1], use_cache=True, **own)
+    expected = plain.generate(ids, **own, **NEW, use_cache=True)[0, 5:].tolist()
+    assert len({*expected}) > 4
+    assert chosen(out, ids, 24) == expected
+    if for_genai:
+        out.unlink()
+        again = run(decoder, out, "--to", "onnx", *layers, "--cache", cache)
+        assert again.exit_code == 1 and "genai_config.json exists: choose" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--cache", "mxfp4"], "a file holds keys and values of int8 or int4"),
+        (["--cache", "int9000"], "int9000"),
+        (["--cache", "2048"], "--cache 2048: an ONNX file is given its past, of any length"),
+        (["--cache", "float", "--batch", "2"], "leave --batch and --tokens out, or fix all sizes"),
+        (["--past", "8"], "--past is only for --to onnx with --cache"),
+    ],
+)
+def test_bad_options_of_caches_are_seen_first(model, tmp_path, monkeypatch, options, why):
+    """Before the model is read."""
+    monkeypatch.setattr("blockscale.cli.commands.export.read_model", None)
+    result = run(model, tmp_path / "m.onnx", "--to", "onnx", "-r", "int8_channel", *options)
+    assert result.exit_code == 1 and why in result.stderr, (result.stderr, result.exception)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_models_without_a_cache_are_refused(model, encoder, tmp_path):
+    """By the class that has none, and by the positions that a model has."""
+    layers = ["--to", "onnx", "-r", "int8_channel", "--cache", "float"]
+    result = run(encoder, tmp_path / "m.onnx", *layers)
+    assert result.exit_code == 1 and "BertModel gives no cache of keys" in result.stderr
+    result = run(model, tmp_path / "m.onnx", *layers, "--past", "64")
+    assert result.exit_code == 1 and "need 65 positions, and the model has 64" in result.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
@@ -300,31 +419,6 @@ def test_static_scales_are_chosen_as_everywhere_else():
 
 
 EXAMPLE = {"input_ids": torch.zeros(8, 9, dtype=torch.int64)}
-
-
-def test_options():
-    sizes = ExportSizes(None, 16, "net", 1000)
-    given = options(bs.export.c, EXAMPLE, sizes)
-    assert given.pop("example")["input_ids"].shape == (1, 16)
-    assert given == {"overwrite": True, "name": "net", "max_bytes": 1000}
-    assert options(bs.export.program, EXAMPLE, sizes) == {"overwrite": True}
-    assert options(bs.export.c, EXAMPLE, ExportSizes(3, 5))["example"]["input_ids"].shape == (3, 5)
-    cached = options(bs.export.executorch, EXAMPLE, ExportSizes(None, 128, cache=32))
-    assert cached == {"overwrite": True, "cache": 32, "tokens": 32}
-    assert ExportSizes(None, 16).most == 8 and ExportSizes(2, 16).most == 2
-
-
-def test_options_of_another_target():
-    ExportSizes(1, 2, "net").check("c")
-    ExportSizes(1, 2).check("onnx")
-    for odd in (ExportSizes(1, 2, "net"), ExportSizes(1, 2, max_bytes=5)):
-        with pytest.raises(ValueError, match="are only for --to c"):
-            odd.check("onnx")
-    ExportSizes(None, 2, cache=8).check("executorch")
-    with pytest.raises(ValueError, match="--cache is only for --to executorch"):
-        ExportSizes(None, 2, cache=8).check("onnx")
-    with pytest.raises(ValueError, match="takes one row: leave --batch 2 out"):
-        ExportSizes(2, 2, cache=8).check("executorch")
 
 
 def test_recipes():
