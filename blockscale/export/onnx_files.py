@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockscale.calibration import algorithms
 from blockscale.calibration.bias import KEEP, correctable
 from blockscale.calibration.calibrate import asks_correction
 from blockscale.calibration.learn import AUTO, DEFAULT, Data, Methods, read_methods
@@ -166,6 +167,8 @@ _ROUNDED = (
 
 def _methods(recipe: Recipe, has_calls: bool, observer: Any, weight: Any, bias: Any) -> FileMethods:
     """What arguments ask for, else the recipe. Raises ValueError for what cannot be done."""
+    if weight != AUTO:
+        _refuse_blocks(algorithms.weights(weight, blocks=False))
     if not has_calls:
         for name, method in (("weight", weight), ("bias", bias)):
             if method is not None and method not in ("absmax", KEEP):
@@ -177,12 +180,7 @@ def _methods(recipe: Recipe, has_calls: bool, observer: Any, weight: Any, bias: 
         return FileMethods(Methods(None, None, DEFAULT), False, recipe.uncalibrated(_ROUNDED)[1])
     whole, methods = read_methods(recipe, observer, weight, None, bias)
     algorithm, transform = methods.algorithm, methods.transform
-    if callable(getattr(algorithm, "quantize_block", None)):
-        raise ValueError(
-            f"weight {getattr(algorithm, 'name', algorithm)!r} learns from whole blocks of a torch "
-            "model, and an ONNX file's layers are looked at one by one: use 'gptq', 'search', "
-            "'mse' or 'hqq'"
-        )
+    _refuse_blocks(algorithm)
     if getattr(algorithm, "needs_drift", False):
         raise ValueError(
             f"weight {getattr(algorithm, 'name', algorithm)!r} with asymmetric runs the float "
@@ -197,6 +195,17 @@ def _methods(recipe: Recipe, has_calls: bool, observer: Any, weight: Any, bias: 
             "weights are chosen for inputs as they are",
         )
     return FileMethods(methods._replace(transform=None), asks_correction(whole, bias), notes)
+
+
+def _refuse_blocks(algorithm: Any) -> None:
+    """Raise ValueError for what chooses for whole blocks."""
+    if callable(getattr(algorithm, "quantize_block", None)):
+        *names, last = map(repr, algorithms.weight_names(blocks=False))
+        raise ValueError(
+            f"weight {getattr(algorithm, 'name', algorithm)!r} learns from whole blocks of a torch "
+            f"model, and an ONNX file's layers are looked at one by one: use {', '.join(names)} "
+            f"or {last}"
+        )
 
 
 def _calibration(

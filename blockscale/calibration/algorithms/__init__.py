@@ -62,9 +62,13 @@ class Transform(Protocol):
         """Weight [n, k] and what is known of its inputs -> a Before module or None, and notes."""
 
 
-def weight_names() -> tuple[str, ...]:
-    """The weight algorithms that there are as files, in order; "absmax" is none of them."""
-    return tuple(sorted(_classes(_WEIGHTS)))
+def weight_names(*, blocks: bool = True) -> tuple[str, ...]:
+    """The weight algorithms that there are as files, in order; "absmax" is none of them.
+
+    blocks: those that choose for a whole block, too
+    """
+    classes = _classes(_WEIGHTS)
+    return tuple(sorted(n for n in classes if blocks or not hasattr(classes[n], "quantize_block")))
 
 
 def transform_names() -> tuple[str, ...]:
@@ -72,15 +76,20 @@ def transform_names() -> tuple[str, ...]:
     return tuple(sorted(_classes(_TRANSFORMS)))
 
 
-def weights(spec: "str | WeightAlgorithm | None" = "absmax") -> WeightAlgorithm | None:
+def weights(
+    spec: "str | WeightAlgorithm | None" = "absmax", *, blocks: bool = True
+) -> WeightAlgorithm | None:
     """The weight algorithm of a name: "mse", "hqq", "search", "gptq"; "absmax" and None are None.
 
     spec: a name, "name:setting" (the first argument of its class, e.g. "hqq:0.5"), or an instance.
-    "absmax" is what `bs.quantize` does by itself. Raises ValueError with the list of what there is.
+    "absmax" is what `bs.quantize` does by itself.
+    blocks: whether those that choose for a whole block can be used where the name comes from
+    Raises ValueError with the list of what there is, and can be used.
     """
     if spec is None or spec == "absmax":
         return None
-    return cast("WeightAlgorithm", _find(spec, "weight algorithm", _WEIGHTS, ("absmax",)))
+    names = ("absmax", *weight_names(blocks=blocks))
+    return cast("WeightAlgorithm", _find(spec, "weight algorithm", _WEIGHTS, names))
 
 
 def transforms(spec: "str | Transform | None" = None) -> Transform | None:
@@ -89,7 +98,9 @@ def transforms(spec: "str | Transform | None" = None) -> Transform | None:
     spec: a name, "name:setting" (the first argument of its class), or an instance.
     Raises ValueError with the list of what there is.
     """
-    return None if spec is None else cast("Transform", _find(spec, "transform", _TRANSFORMS, ()))
+    if spec is None:
+        return None
+    return cast("Transform", _find(spec, "transform", _TRANSFORMS, transform_names()))
 
 
 def rotates(transform: Transform | None) -> bool:
@@ -124,9 +135,9 @@ def _classes(methods: tuple[str, ...]) -> dict[str, type[Any]]:
     }
 
 
-def _find(spec: object, what: str, methods: tuple[str, ...], more: tuple[str, ...]) -> object:
+def _find(spec: object, what: str, methods: tuple[str, ...], names: tuple[str, ...]) -> object:
     classes = _classes(methods)
-    choices = ", ".join([*more, *classes])
+    choices = ", ".join(names)
     if not isinstance(spec, str):
         able = any(callable(getattr(spec, method, None)) for method in methods)
         if isinstance(spec, type) or not able:

@@ -35,6 +35,11 @@ def test_what_there_is_not() -> None:
     words = r"unknown weight algorithm 'best'; choose from absmax, .*gptq, .*hqq"
     with pytest.raises(ValueError, match=words):
         algorithms.weights("best")
+    assert {"gptq", "signround"} < {*algorithms.weight_names()}
+    names = algorithms.weight_names(blocks=False)
+    assert {*algorithms.weight_names()} - {*names} == {"signround"}
+    with pytest.raises(ValueError, match=f"choose from {', '.join(['absmax', *names])}$"):
+        algorithms.weights("best", blocks=False)
     with pytest.raises(ValueError, match="unknown transform 'gptq'; choose from "):
         algorithms.transforms("gptq")
     with pytest.raises(ValueError, match="is not a weight algorithm: pass an instance, or one"):

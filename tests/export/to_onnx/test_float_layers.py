@@ -312,9 +312,11 @@ def test_what_is_refused_before_anything_is_written(tmp_path: Path) -> None:
 
     refused("weight 'gptq' is chosen from calls of the model, and there are none", weight="gptq")
     refused("bias 'correct' is chosen from calls of the model", bias="correct")
-    refused("'signround' learns from whole blocks", weight="signround", calibrate=calls)
     refused("asymmetric runs the float", weight=GPTQ(asymmetric=True), calibrate=calls)
-    refused("unknown weight algorithm 'gptw'", weight="gptw", calibrate=calls)
+    for more in ({}, {"calibrate": calls}):  # what is offered is what can be had
+        offered = "'gptw'; choose from absmax, gptq, hqq, mse, search$"
+        refused(f"unknown weight algorithm {offered}", weight="gptw", **more)
+        refused("whole blocks .* use 'gptq', 'hqq', 'mse' or 'search'$", weight="signround", **more)
     refused("unknown bias 'mend'", bias="mend", calibrate=calls)
     refused("unknown sequential 'layers'", weight="mse", calibrate=calls, sequential="layers")
     refused("the calibration has no calls", weight="gptq", calibrate=[])
