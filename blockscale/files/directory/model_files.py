@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from blockscale.core.untrusted import LARGEST, json_object, quote, read_json
+from blockscale.core.untrusted import LARGEST, SETTINGS, json_object, quote, read_json
 from blockscale.files.metadata import FileError
 from blockscale.files.stored_model import INDEX, read_index, shards
 from blockscale.files.stream import Reader
@@ -69,11 +69,13 @@ def find_files(path: Path) -> ModelFiles:
     return ModelFiles(path, weights, index, config, tuple(others), left_out)
 
 
-def _read_json(path: Path, **rules: Any) -> dict[str, Any] | None:
+def _read_json(
+    path: Path, *, most: int = SETTINGS, unique_keys: bool = True, finite: bool = True
+) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        data = read_json(path, **rules)
+        data = read_json(path, most=most, unique_keys=unique_keys, finite=finite)
     except FileError as error:
         raise FileError(f"{error}: download or copy it again") from None
     return json_object(data, path)
