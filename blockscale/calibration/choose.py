@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -218,7 +218,7 @@ def choose_each(
     chooses for blocks. Each process of a group chooses its parts of their rows."""
     ranks, own = session.ranks, [plan for plan in plans if plan.owns_weight]
     if not callable(getattr(algorithm, "quantize", None)):
-        share(session, own, lambda: _leave(session, algorithm, own))
+        share(session, own, lambda: leave(session.notes, algorithm, own))
         return
     for plan in own:
         settle_top(plan, session.by_name, session.places)
@@ -241,10 +241,14 @@ def choose_each(
         _take(session, algorithm, parts, results)
 
 
-def _leave(session: Session, algorithm: WeightAlgorithm, plans: Sequence[Plan]) -> None:
+def leave(lines: Mapping[str, list[str]], algorithm: Any, plans: Sequence[Plan]) -> None:
+    """Say of these layers that an algorithm for blocks leaves them to plain rounding.
+
+    lines: a session's notes, which warn, where there are no blocks at all; its details beside some
+    """
+    line = f"plain rounding: it is in no block that {algorithm.name} processes"
     for plan in plans:
-        note = f"plain rounding: it is in no block that {algorithm.name} processes"
-        session.notes[plan.name].append(note)
+        lines[plan.name].append(line)
 
 
 def _take(

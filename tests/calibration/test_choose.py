@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration.calibrate import calibrate
-from blockscale.calibration.choose import groups, side_by_side, statistics_bytes
+from blockscale.calibration.choose import (
+    choose_weights_from,
+    groups,
+    side_by_side,
+    statistics_bytes,
+)
 from blockscale.calibration.input_stats import InputStatsCollector
+from blockscale.calibration.session import Session
 from blockscale.core.work import Progress
 from blockscale.layers.before import Scale
 from blockscale.layers.plan import plan_layers
@@ -278,3 +284,17 @@ def test_what_was_calibrated_is_saved_and_loaded(tmp_path: Any) -> None:
         assert torch.equal(loaded(x), model(x))
     assert loaded[0].output.static
     assert loaded[0].before is not None
+
+
+def test_an_algorithm_for_blocks_without_blocks_is_noted() -> None:
+    """Of a graph, say: nothing is learned, and a note warns of what a walk tells as a detail."""
+
+    class Blocks:
+        name, needs_gram = "blocks", False
+
+    model = two()
+    session = Session(model, plan_layers(model, bs.Recipe("int8")), None, strict=False)
+    choose_weights_from(session, Blocks(), {})  # type: ignore[arg-type]
+    note = "plain rounding: it is in no block that blocks processes"
+    assert session.notes == {"0": [note], "1": [note]}
+    assert session.details == {"0": [], "1": []}

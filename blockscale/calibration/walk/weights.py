@@ -16,6 +16,7 @@ from blockscale.calibration.algorithms.hessian import by_nearest
 from blockscale.calibration.block_calls import BlockTask, LazySequence
 from blockscale.calibration.choose import (
     choose_each,
+    leave,
     share,
     transform_layers,
     weight_of,
@@ -289,11 +290,7 @@ class Weights:
             return
         if self.algorithm is not None:
             own = [plan for plan in plans if plan.owns_weight]
-            share(self.session, own, lambda: self._leave(own))
-
-    def _leave(self, plans: Sequence[Plan]) -> None:
-        for plan in plans:
-            self.session.details[plan.name].append("plain rounding: it is in no block")
+            share(self.session, own, lambda: leave(self.session.details, self.algorithm, own))
 
     def choose_block(
         self,

@@ -49,11 +49,14 @@ def test_codes_of_another_format_are_refused() -> None:
         calibrate(decoder(2), ids(), GROUPS, weight=Wrong(), progress=False)
 
 
+PLAIN = "plain rounding: it is in no block that plain processes"
+
+
 def test_notes_and_details_are_told() -> None:
     with pytest.warns(UserWarning, match=r"noted of layers\.1\.feed\.up"):
         ledger = calibrate(decoder(2), ids(), GROUPS, weight=Plain(notes=True), progress=False)
     assert ledger["layers.0.feed.up"].details == "weight by plain"
-    assert ledger["head"].details == "plain rounding: it is in no block"
+    assert ledger["head"].details == PLAIN
 
 
 class Counted(Progress):
