@@ -30,6 +30,7 @@ from blockscale.kernels.webgpu.gpu.memory import Memory, allocate, release, uplo
 from blockscale.kernels.webgpu.gpu.shader import Shader
 from blockscale.kernels.webgpu.torch_device import WebGPUTensor
 from blockscale.ops import primitives as P
+from blockscale.ops.attention import cached_attention
 from blockscale.ops.linear import linear
 
 Call = Callable[[], Any]
@@ -46,6 +47,9 @@ LINEAR = ("int8_channel", "mxfp8", "int4", "mxfp4", "nvfp4")
 OF_CUDA = 0.85
 ONE_ROW = 0.60  # of a copy, in the weight's bytes
 LAYER = (28672, 8192)
+CACHES = ("int8_token", "e4m3:token:fp32", "mxfp8", "int4:group32:fp16", "mxfp4", "nvfp4_token")
+ATTENTION = 0.50  # of a copy, in the bytes of codes and scales: a goal
+HEADS, SHARED, FEATURES, RECENT = 32, 8, 128, 16  # of a Llama's layer
 PATIENCE = 4.0  # seconds that a GPU is given to raise its clock; a quarter is given in any case
 NAMED = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -228,6 +232,29 @@ def layers(shape: tuple[int, int], cuda: bool) -> Iterator[Case | str]:
             yield Case(f"linear {name} 1x{k}x{n}", size, ONE_ROW, ours, call)
 
 
+def caches(tokens: int, cuda: bool) -> Iterator[Case | str]:
+    """Attention of one new token over a cache in codes, whose time is that of the codes' bytes."""
+    device = "cuda" if cuda else "cpu"
+    query = numbers((1, HEADS, 1, FEATURES), torch.float32, device)
+    recent = numbers((1, SHARED, RECENT, FEATURES), torch.float32, device)
+    past = numbers((1, SHARED, tokens, FEATURES), torch.float32, device)
+    more = (None, FEATURES**-0.5, None)
+    with bs.use("cuda" if cuda else "auto"):
+        for name in CACHES:
+            fmt, label = str(parse(name)), f"attention {name} {tokens}"
+            mine = _operand(P.choose_quantize(past, fmt, None), fmt, FEATURES)
+            parts = (mine.codes, mine.scale, mine.zero_point, mine.outer)
+            stored = Operand(*(there(part) for part in parts), fmt, FEATURES)
+            call = (there(query), stored, stored, there(recent), there(recent), *more)
+            ours = kernel("cached_attention", (fmt, fmt), *call)
+            if ours is None:
+                yield f"{label}: no kernel"
+                continue
+            size = 2 * sum(part.nbytes for part in parts if part is not None)
+            beside = partial(cached_attention, query, mine, mine, recent, recent, *more)
+            yield Case(label, size, ATTENTION, ours, beside if cuda else None)
+
+
 def measured(case: Case, clock: OnWebGPU, rounds: int, share: float) -> dict[str, Any]:
     """Figures of a case: contestants take turns, every other round backwards."""
     calls = {"ours": (case.ours, clock), "copy": (copying(case.bytes), clock)}
@@ -331,9 +358,9 @@ def main() -> None:
     print(figures["adapter"], "beside CUDA" if cuda else "", flush=True)
     figures["int8 by groups"] = floor((4096, 4096), clock)
     print(figures["int8 by groups"], flush=True)
-    for each in (
-        c for part in (layers(layer, cuda), primitives((side, side), cuda, dtypes)) for c in part
-    ):
+    every = (layers(layer, cuda), caches(1024 if gpu().software else 32768, cuda),
+             primitives((side, side), cuda, dtypes))  # fmt: skip
+    for each in (c for part in every for c in part):
         if isinstance(each, str):
             print(each, flush=True)
             figures.setdefault("missing", []).append(each)
