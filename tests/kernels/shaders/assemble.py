@@ -145,6 +145,30 @@ def _products(x: Tensor, fmt: str) -> None:
         embedding(weight, torch.zeros(5, dtype=kind), x.dtype)
 
 
+def attention() -> Cases:
+    """Attention over caches in codes, by each kind of mask, with and without sinks."""
+    for name, count in (("few", 1), ("many", 3)):
+        yield f"attention {name}", lambda count=count: _over_caches(count)
+
+
+def _over_caches(new: int) -> None:
+    from blockscale.core.operand import operand
+    from blockscale.core.parse import parse
+    from blockscale.ops import primitives as P
+    from blockscale.ops.attention import cached_attention
+
+    past, recent = torch.ones(1, 2, 300, 64), torch.ones(1, 2, 5, 64)
+    masks = (None, torch.ones(1, 1, 1, 305, dtype=torch.bool), torch.zeros(1, 8, new, 305))
+    for fmt in ("int8:token:fp32", "mxfp4", "e2m1:group16:(e4m3:token:fp32)",
+                "uint4:group32:fp16:offset"):  # fmt: skip
+        packed, *parts = P.choose_quantize(past, fmt, None)
+        codes = operand(packed, P.from_list(parts, parse(fmt)), fmt, 64)
+        for mask in masks:
+            sinks = None if mask is None else torch.zeros(8)
+            query = torch.ones(1, 8, new, 64, dtype=FLOATS[new % 2])
+            cached_attention(query, codes, codes, recent, recent, mask, 0.125, sinks)
+
+
 def torch_ops() -> Cases:
     """Torch's own ops on the device."""
     for dtype in FLOATS:
@@ -258,7 +282,7 @@ def assemble(kind: str, wide: bool, only: Sequence[str]) -> dict[str, list[str]]
     with warnings.catch_warnings(action="ignore"), bs.use("webgpu"):
         assert available() is None, available()
         found: dict[str, list[str]] = {}
-        for name, call in itertools.chain(probes(), formats(wide), torch_ops()):
+        for name, call in itertools.chain(probes(), formats(wide), attention(), torch_ops()):
             if only and name not in (*only, "probes"):
                 continue
             pipeline_of.cache_clear()

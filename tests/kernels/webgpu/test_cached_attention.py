@@ -239,3 +239,34 @@ def test_what_goes_by_the_reference() -> None:
                        ("int8_token", 30), ("int12:token:fp32", 64)):  # fmt: skip
         keys, values, k, v, _, _ = cached(fmt, 32, 2, depth=depth, width=depth)
         assert not takes(torch.randn(2, 4, 1, depth), keys, k, v, None, 0.1), fmt
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:webgpu has no kernel")
+def test_a_model_reads_the_codes_of_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Llama on the device: each new token's attention is the kernel's, and the CPU's logits."""
+    transformers = pytest.importorskip("transformers")
+    from blockscale.integrations.transformers import QuantizedCache
+
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, calls = transformers.LlamaForCausalLM(config).eval(), []
+    ids, kernel = torch.randint(0, 64, (1, 39)), ours._attend
+    monkeypatch.setattr(ours, "_attend", lambda *call: (calls.append(call), kernel(*call)))
+
+    def logits(ids: Tensor) -> Tensor:
+        cache = QuantizedCache(config, "int8_token", window=0)
+        parts = (ids[:, :36], ids[:, 36:37], ids[:, 37:])  # the last two tokens at once
+        with torch.no_grad():
+            return torch.cat([model(each, past_key_values=cache).logits.cpu() for each in parts], 1)
+
+    expected = logits(ids)
+    assert not calls
+    device = bs.webgpu()
+    model.to(device)
+    y = logits(ids.to(device))
+    assert len(calls) == 4
+    assert (y - expected).abs().max() < 1e-5
