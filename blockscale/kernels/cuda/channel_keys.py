@@ -118,7 +118,7 @@ def scaled_queries(
         rows: tl.constexpr = 4 * K.units * M
     else:
         parts = tl.permute(parts, (0, 4, 1, 2, 3))
-        rows: tl.constexpr = 2 * K.units * M
+        rows: tl.constexpr = 2 * K.units * M  # type: ignore[no-redef]
     return tl.reshape(narrow(parts, tl.bfloat16), (WARPS, rows, WK))
 
 

@@ -106,7 +106,8 @@ def cached_attention(
 ) -> Tensor:  # fmt: skip
     """As ops.attention.cached_attention."""
     recent = recent_keys.shape[2]
-    n = AttentionSizes(*query.shape, *keys.shape[1:3], recent, values.size)
+    batch, heads, new, depth = query.shape
+    n = AttentionSizes(batch, heads, new, depth, keys.shape[1], keys.shape[2], recent, values.size)
     tokens = [_Tokens(_codes(keys), _codes(values), n.tokens, 0)]
     if n.recent:
         tokens.append(_Tokens(_floats(recent_keys), _floats(recent_values), n.recent, n.tokens))
@@ -169,23 +170,23 @@ class _Mask(NamedTuple):
 class _Tokens(NamedTuple):
     """Tokens whose keys and values are read alike: in codes, or in floats.
 
-    keys, values: rows of all heads, one after another; count: of a head; start: those before them
+    keys, values: rows of all heads, one after another; length: of a head; start: those before them
     """
 
     keys: Right
     values: Right
-    count: int
+    length: int
     start: int
 
     @property
     def head_bytes(self) -> int:
         """Of the codes of a head; 0 of floats, which are always seen whole."""
-        return self.count * max(self.keys.row_bytes, self.values.row_bytes)
+        return self.length * max(self.keys.row_bytes, self.values.row_bytes)
 
     @property
     def parts(self) -> int:
         """Of a head."""
-        return -(-self.count // _PART)
+        return -(-self.length // _PART)
 
 
 class AttentionCall(NamedTuple):
@@ -257,7 +258,7 @@ def _attend(call: AttentionCall, heads: range) -> None:
     }  # fmt: skip
     first = 0
     for tokens in call.tokens:
-        own = place | {"tokens": tokens.count, "start": tokens.start, "first_part": first}
+        own = place | {"tokens": tokens.length, "start": tokens.start, "first_part": first}
         _launch_scores(call, tokens, heads, scores, own)
         buffers: dict[str, Bound] = {"scores": scores, **partial}
         _launch(ValueSums(tokens.values.roles), call, tokens.values, heads, buffers, own)
@@ -274,7 +275,9 @@ def _launch_scores(
         buffers["mask"] = mask.memory
     left = MatrixPlaces(0, 0, depth, 1).by_name("left")
     sizes = sizes | mask.sizes | left | {"scaling": bits_of(call.scaling)}
-    stored = {"LEFT_STORAGE": storage(call.dtype), "MASK_STORAGE": mask.storage}
+    stored: dict[str, Constant] = {
+        "LEFT_STORAGE": storage(call.dtype), "MASK_STORAGE": mask.storage
+    }  # fmt: skip
     right = keys._replace(constants=keys.constants | _lanes(keys, depth) | stored)
     _launch(Scores(right.roles, mask.kind), call, right, heads, buffers, sizes)
 

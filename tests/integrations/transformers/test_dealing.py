@@ -182,7 +182,7 @@ def work(rank: int, folder: str, cases: Sequence[str] = FAST) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     hf.logging.set_verbosity_error()
-    meet = f"file://{folder}/meet"
+    meet = f"file://{folder}/meet of {cases[0]}"  # a file that others met by keeps their places
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=WORLD)
     try:
         found: dict[str, Any] = {case: dealt(Path(folder), case) for case in cases}
