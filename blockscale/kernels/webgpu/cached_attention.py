@@ -107,20 +107,21 @@ def cached_attention(
     """As ops.attention.cached_attention."""
     recent = recent_keys.shape[2]
     batch, heads, new, depth = query.shape
-    n = AttentionSizes(batch, heads, new, depth, keys.shape[1], keys.shape[2], recent, values.size)
-    tokens = [_Tokens(_codes(keys), _codes(values), n.tokens, 0)]
+    shared, tokens = keys.shape[1:3]
+    n = AttentionSizes(batch, heads, new, depth, shared, tokens, recent, values.size)
+    every = [_Tokens(_codes(keys), _codes(values), n.tokens, 0)]
     if n.recent:
-        tokens.append(_Tokens(_floats(recent_keys), _floats(recent_values), n.recent, n.tokens))
-    result = allocate(n.batch * n.heads * n.new * n.width * query.dtype.itemsize)
+        every.append(_Tokens(_floats(recent_keys), _floats(recent_values), n.recent, n.tokens))
+    result = allocate(query.shape[:-1].numel() * n.width * query.dtype.itemsize)
     sink = None if sinks is None else (forms.floats(sinks), sinks.dtype)
     call = AttentionCall(
-        n, tokens, forms.floats(query), query.dtype, scaling, _mask(mask), sink, result
+        n, every, forms.floats(query), query.dtype, scaling, _mask(mask), sink, result
     )
-    every = n.batch * n.shared
-    together = most(every, n.rows * n.every_token * 4, *(each.head_bytes for each in tokens))
-    for first in range(0, every, together):
-        _attend(call, range(first, min(first + together, every)))
-    return forms.back(result, (n.batch, n.heads, n.new, n.width), query.dtype, query)
+    all_heads = batch * shared
+    together = most(all_heads, n.rows * n.every_token * 4, *(each.head_bytes for each in every))
+    for first in range(0, all_heads, together):
+        _attend(call, range(first, min(first + together, all_heads)))
+    return forms.back(result, (batch, heads, new, n.width), query.dtype, query)
 
 
 class AttentionSizes(NamedTuple):
@@ -170,23 +171,23 @@ class _Mask(NamedTuple):
 class _Tokens(NamedTuple):
     """Tokens whose keys and values are read alike: in codes, or in floats.
 
-    keys, values: rows of all heads, one after another; length: of a head; start: those before them
+    keys, values: rows of all heads, one after another; number: of a head; start: those before them
     """
 
     keys: Right
     values: Right
-    length: int
+    number: int
     start: int
 
     @property
     def head_bytes(self) -> int:
         """Of the codes of a head; 0 of floats, which are always seen whole."""
-        return self.length * max(self.keys.row_bytes, self.values.row_bytes)
+        return self.number * max(self.keys.row_bytes, self.values.row_bytes)
 
     @property
     def parts(self) -> int:
         """Of a head."""
-        return -(-self.length // _PART)
+        return -(-self.number // _PART)
 
 
 class AttentionCall(NamedTuple):
@@ -258,7 +259,7 @@ def _attend(call: AttentionCall, heads: range) -> None:
     }  # fmt: skip
     first = 0
     for tokens in call.tokens:
-        own = place | {"tokens": tokens.length, "start": tokens.start, "first_part": first}
+        own = place | {"tokens": tokens.number, "start": tokens.start, "first_part": first}
         _launch_scores(call, tokens, heads, scores, own)
         buffers: dict[str, Bound] = {"scores": scores, **partial}
         _launch(ValueSums(tokens.values.roles), call, tokens.values, heads, buffers, own)
