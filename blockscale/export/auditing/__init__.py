@@ -7,7 +7,7 @@ from pathlib import Path
 
 from blockscale.core.ledger import Entry, Ledger
 from blockscale.core.parse import parse
-from blockscale.export.auditing import c_file, onnx_file, our_files, pt2_file, pte_file
+from blockscale.export.auditing import onnx_file, our_files, pt2_file, pte_file
 from blockscale.export.auditing.entries import DamagedError, FileTensor, file_bytes, join_parts
 from blockscale.export.auditing.entries import entry as entry_of
 from blockscale.files.metadata import FileError
@@ -52,8 +52,8 @@ def _tensors(path: Path) -> list[FileTensor]:
             return pte_file.tensors(data)
         if start[:2] == b"PK" or zipfile.is_zipfile(path):
             return pt2_file.tensors(path)
-        if data[: len(c_file.HEAD)] == c_file.HEAD:
-            return c_file.tensors(data)
+        if data[: len(our_files.C_HEAD)] == our_files.C_HEAD:
+            return our_files.c_tensors(data)
         if path.suffix in (".pt2", ".pte"):
             raise DamagedError(f"it does not begin as {path.suffix} files do")
         if path.suffix == ".onnx":

@@ -10,7 +10,6 @@
 #include <optional>
 #include <vector>
 
-#include "grouped.h"
 #include "address.h"
 #include "isa.h"
 #include "linear_weight.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "grouped.h"
+#include "linear_weight.h"
 
 #include <algorithm>
 #include <cstring>

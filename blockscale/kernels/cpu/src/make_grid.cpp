@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "make_grid.h"
+#include "native_format.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A format as Python made it, and the layouts of the shapes it was used with.
+// A format as Python made it, and the layouts of the shapes it was used with: grids of blocks of any rank
+// (make_grid.cpp).
 #pragma once
 
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "make_grid.h"
+#include "grid.h"
 #include "spec.h"
 
 namespace blockscale {
+
+// What a grid refers to.
+struct GridParts {
+    std::vector<Dimension> outer;
+    std::vector<int32_t> block_of_column;
+    Interleaved interleaved;
+};
+
+// A grid and what it refers to, null for most.
+struct OwnedGrid {
+    Grid grid = kNoBlocks;
+    std::unique_ptr<GridParts> parts;
+};
+
+// `shape` in blocks of `sizes` (0: the whole dimension) as a grid: neighbouring dimensions that
+// blocks treat alike are one. A row of the grid may be several rows of the tensor, so packing needs
+// rows whose codes fill whole bytes.
+OwnedGrid make_grid(const std::vector<int64_t>& shape, const std::vector<int64_t>& sizes);
 
 // A layout and what it refers to, of which the second belongs to two-level scales.
 struct OwnedLayout : Layout {

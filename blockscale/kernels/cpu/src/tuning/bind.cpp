@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Choices of which only speed depends, for Python: what there is, what is set, and setting it.
+// Choices of which only speed depends, and for Python: what there is, what is set, and setting it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +13,13 @@
 namespace nb = nanobind;
 
 namespace blockscale {
+
+int64_t choices[kChoices] = {
+#define BLOCKSCALE_USUAL(name, usual, least, most) usual,
+    BLOCKSCALE_EACH_CHOICE(BLOCKSCALE_USUAL)
+#undef BLOCKSCALE_USUAL
+};
+
 namespace {
 
 struct Bounds {
