@@ -100,7 +100,7 @@ def test_keys_per_channel(fmt: str, chunk: int, values: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize(
-    ("heads", "new", "depth"), [(32, 1, 64), (2, 1, 96), (16, 3, 128), (8, 16, 64), (2, 1, 80)]
+    ("heads", "new", "depth"), [(32, 1, 64), (2, 1, 96), (8, 3, 128), (16, 2, 64), (2, 1, 80)]
 )
 @pytest.mark.parametrize("masked", [False, True])
 def test_shapes_of_keys_per_channel(heads: int, new: int, depth: int, masked: bool) -> None:

@@ -58,6 +58,8 @@ from blockscale.kernels.registry import kernel
 _RECENT = 32  # recent tokens of a program
 _TURN = 64  # parts that are added up at a time
 _PROGRAMS = 132  # an H200's processors
+_NUMBERS = 1 << 15  # of queries times scales of a program, which its registers hold
+_MEMORY = 220_000  # bytes of a program: a little less than its processor has
 _FOLDED = ((4, 16), (3, 8), (2, 4))  # times as many, where each has so many steps
 
 
@@ -165,11 +167,13 @@ def _steps(tokens: int, recent: int, heads: int, folded: bool) -> int:
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
-    _, keys, values, *_ = arguments
-    return (
-        known(formats, arguments) and few_queries(arguments) and _readable(keys)
-        and _readable(values)
-    )  # fmt: skip
+    query, keys, values, *_ = arguments
+    if not (known(formats, arguments) and few_queries(arguments)):
+        return False
+    if not (_readable(keys) and _readable(values)):
+        return False
+    rows = query.shape[2] * (query.shape[1] // keys.shape[1])
+    return bool(warps_for(query, *both_readings(keys, values), rows))
 
 
 def _readable(whole: Operand) -> bool:
@@ -204,14 +208,12 @@ def attention(
     _, shared, tokens, _ = tokens_of(keys)
     later, width, rows = recent[0].shape[2], values.size, new * (heads // shared)
     k, v = both_readings(keys, values)
-    s = of_whole_words(s, k) if k.units else s
+    s = of_whole_words(s, k, warps_for(query, k, v, rows)) if k.units else s
     code_parts = cdiv(tokens, s.tokens * s.warps * s.steps)
     parts, every = code_parts + cdiv(later, _RECENT), batch * shared
     sums = query.new_empty((every, parts, rows, width), dtype=torch.float32)
     tops, totals = (query.new_empty((every, parts, rows), dtype=torch.float32) for _ in "tt")
-    folded = k.fold and v.fold
-    least = v.blocks if k.units else min(k.blocks, v.blocks)
-    m = max(power_of_2(rows), 8 if folded else cdiv(16, least))
+    m = rows_of_tile(k, v, rows)
     biases = added_scores(mask, (batch, heads, new, tokens + later))
     strides = [0] * 4 if biases is None else strides_of(biases)
     direct(attend)[(parts, every)](
@@ -221,7 +223,7 @@ def attention(
         K=k, V=v, TYPES_K=(tl.bfloat16,) * k.planes, TYPES_V=(tl.bfloat16,) * v.planes,
         PARTS=query_parts(query.dtype, k), POWERS=3 if query.dtype is torch.float32 else 2, M=m,
         BT=s.tokens, BR=_RECENT, WK=max(16, power_of_2(depth if k.units else k.words)),
-        WV=max(16 if folded else 8, power_of_2(v.words)),
+        WV=max(16 if k.fold else 8, power_of_2(v.words)),
         DEPTH=max(16, power_of_2(depth)), WIDTH=max(16, power_of_2(width)), WARPS=s.warps,
         num_warps=s.warps, num_stages=s.stages,
     )  # fmt: skip
@@ -233,10 +235,36 @@ def attention(
     return y
 
 
-def of_whole_words(s: PartSettings, k: TokenReading) -> PartSettings:
+def rows_of_tile(k: TokenReading, v: TokenReading, rows: int) -> int:
+    """The power of two that queries of a head are filled up to. Of keys per channel each costs more
+    than the half of a tensor core's tile that may stay empty."""
+    if k.fold:
+        return max(power_of_2(rows), 8)
+    tile = 8 // v.blocks if k.units else cdiv(16, min(k.blocks, v.blocks))
+    return max(power_of_2(rows), tile)
+
+
+def warps_for(query: Tensor, k: TokenReading, v: TokenReading, rows: int) -> int:
+    """How many warps of a program may each have queries times the scales of keys per channel, in a
+    processor's memory and registers; 0 for too many queries."""
+    if not k.units:
+        return 4
+    channels, tokens = max(16, power_of_2(query.shape[-1])), k.columns * k.planes
+    numbers = (
+        power_of_2(query_parts(query.dtype, k)) * k.units * rows_of_tile(k, v, rows) * channels
+    )
+    words = channels * k.columns + tokens * power_of_2(v.words)
+    blocks = channels * k.units + tokens * v.blocks
+    memory = 2 * numbers + 2 * 4 * (words + 2 * blocks)  # of two steps, with scales and zero points
+    fits = (n for n in (4, 2) if n * numbers <= _NUMBERS and n * memory <= _MEMORY)
+    return next(fits, 0)
+
+
+def of_whole_words(s: PartSettings, k: TokenReading, warps: int) -> PartSettings:
     """The same for keys per channel, whose steps have words of a channel."""
-    tokens = k.columns * k.planes
-    return s._replace(tokens=tokens, steps=cdiv(s.steps * s.tokens, tokens))
+    tokens, warps = k.columns * k.planes, min(s.warps, warps)
+    steps = cdiv(s.steps * s.tokens * s.warps, tokens * warps)
+    return s._replace(tokens=tokens, steps=steps, warps=warps)
 
 
 def query_parts(dtype: torch.dtype, k: TokenReading) -> int:

@@ -16,6 +16,7 @@ from blockscale.kernels.cuda.cached_attention import (
     both_readings,
     query_parts,
     usual,
+    warps_for,
 )
 from blockscale.ops.attention import cached_attention
 from tests.support.caches import across, close, exact
@@ -95,6 +96,22 @@ def test_numbers_of_a_query() -> None:
     kinds = (torch.bfloat16, torch.float16, torch.float32)
     assert [query_parts(dtype, by_channel) for dtype in kinds] == [2, 2, 3]
     assert [query_parts(dtype, by_token) for dtype in kinds] == [1, 2, 3]
+
+
+def test_how_many_queries() -> None:
+    """What a processor holds of queries times scales: in two warps, if not in four; else the
+    reference takes all of it."""
+    keys, values, k, v, *_ = across(INT4, 32, 2, 3, values=INT4, batch=1, depth=128)
+    for heads, new, dtype, warps in (
+        (8, 1, torch.float32, 4), (16, 2, torch.bfloat16, 4), (16, 2, torch.float32, 2),
+        (32, 2, torch.bfloat16, 2), (32, 2, torch.float32, 0), (64, 2, torch.bfloat16, 0),
+    ):  # fmt: skip
+        query = torch.randn(1, heads, new, 128).to(dtype)
+        assert warps_for(query, *both_readings(keys, values), new * heads // 2) == warps
+        assert _supports((), (query, keys, values, k, v, None, 0.1)) == (warps > 0)
+        assert warps_for(query, *both_readings(values, values), new * heads // 2) == 4
+    wide = across(INT4, 32, 2, 3, batch=1, depth=256)[:2]  # values of 8 bits: words, not queries
+    assert warps_for(torch.randn(1, 8, 1, 256).bfloat16(), *both_readings(*wide), 4) == 2
 
 
 @pytest.mark.slow
