@@ -115,10 +115,9 @@ def scaled_queries(
         third = rest - second
         parts = tl.join(parts, tl.join(third, tl.zeros_like(third)))
         parts = tl.permute(parts, (0, 5, 4, 1, 2, 3))
-        rows: tl.constexpr = 4 * K.units * M
     else:
         parts = tl.permute(parts, (0, 4, 1, 2, 3))
-        rows: tl.constexpr = 2 * K.units * M  # type: ignore[no-redef]
+    rows: tl.constexpr = (4 if PARTS == 3 else 2) * K.units * M
     return tl.reshape(narrow(parts, tl.bfloat16), (WARPS, rows, WK))
 
 
