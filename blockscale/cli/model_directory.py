@@ -328,12 +328,12 @@ def fit_sizes(sizes: ExportSizes, model: nn.Module) -> ExportSizes:
 
 
 def export_options(
-    write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes
+    write: Callable[..., None], example: Mapping[str, Tensor], sizes: ExportSizes, force: bool
 ) -> Any:
-    """A target's named arguments: `overwrite`, as --force has said already that OUT may go, of c
-    the sizes and the name, and of a decoder its cache."""
+    """A target's named arguments: `overwrite`, which --force says, of c the sizes and the name, and
+    of a decoder its cache."""
     parameters = inspect.signature(write).parameters
-    arguments: dict[str, Any] = {"overwrite": True} if "overwrite" in parameters else {}
+    arguments: dict[str, Any] = {"overwrite": force} if "overwrite" in parameters else {}
     if write.__name__ == "c":
         ones = {name: torch.ones(sizes.exactly, dtype=x.dtype) for name, x in example.items()}
         arguments |= {"example": ones, "name": sizes.name, "max_bytes": sizes.max_bytes}

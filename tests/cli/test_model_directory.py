@@ -112,14 +112,18 @@ EXAMPLE = {"input_ids": torch.zeros(8, 9, dtype=torch.int64)}
 
 def test_options():
     sizes = ExportSizes(None, 16, "net", 1000)
-    given = export_options(bs.export.c, EXAMPLE, sizes)
+    given = export_options(bs.export.c, EXAMPLE, sizes, force=True)
     assert given.pop("example")["input_ids"].shape == (1, 16)
     assert given == {"overwrite": True, "name": "net", "max_bytes": 1000}
-    assert export_options(bs.export.program, EXAMPLE, sizes) == {"overwrite": True}
-    assert export_options(bs.export.c, EXAMPLE, ExportSizes(3, 5))["example"][
+    for force in (True, False):
+        options = export_options(bs.export.program, EXAMPLE, sizes, force)
+        assert options == {"overwrite": force}
+    assert export_options(bs.export.c, EXAMPLE, ExportSizes(3, 5), force=True)["example"][
         "input_ids"
     ].shape == (3, 5)
-    cached = export_options(bs.export.executorch, EXAMPLE, ExportSizes(None, 128, cache="32"))
+    cached = export_options(
+        bs.export.executorch, EXAMPLE, ExportSizes(None, 128, cache="32"), force=True
+    )
     assert cached == {"overwrite": True, "cache": 32, "tokens": 32}
     assert ExportSizes(None, 16).most == 8 and ExportSizes(2, 16).most == 2
     assert ExportSizes(None, None).longest == 128 and ExportSizes(None, 16).longest == 16
@@ -128,12 +132,12 @@ def test_options():
 def test_a_cache_of_onnx():
     """Its past is of any length, or all sizes are fixed; sentences are as long as ever."""
     floats = ExportSizes(None, None, cache="float")
-    assert export_options(bs.export.onnx, EXAMPLE, floats) == {
+    assert export_options(bs.export.onnx, EXAMPLE, floats, force=True) == {
         "overwrite": True, "cache": True, "sizes": None,
     }  # fmt: skip
     fixed = ExportSizes(None, None, cache="int8:token:fp32", past=63)
     sizes = {"batch_size": 1, "sequence_length": 1, "past_sequence_length": 63}
-    assert export_options(bs.export.onnx, EXAMPLE, fixed) == {
+    assert export_options(bs.export.onnx, EXAMPLE, fixed, force=True) == {
         "overwrite": True, "cache": "int8:token:fp32", "sizes": sizes,
     }  # fmt: skip
     assert ExportSizes(2, 4, cache="float", past=8).fixed == {

@@ -218,7 +218,7 @@ def export(  # noqa: PLR0913 - one argument an option
             graph = graph_for(
                 write.__name__, (read, quantized), full_recipe, example, observer, sizes
             )
-            write(graph, out, **export_options(write, example, sizes))
+            write(graph, out, **export_options(write, example, sizes, bool(force)))
     for each in dict.fromkeys(str(w.message) for w in notes if issubclass(w.category, UserWarning)):
         if each.startswith("blockscale:"):
             typer.echo(shown_lines(each), err=True)

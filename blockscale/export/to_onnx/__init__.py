@@ -19,6 +19,7 @@ from blockscale.export.to_onnx.decoder import (
     Decoder,
     decoder_of,
     decoder_program,
+    drop_config,
     name_inputs,
     write_config,
 )
@@ -111,6 +112,8 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     write.save(model, path)
     if decoder is not None and decoder.for_genai:
         write_config(decoder.decoder, path)
+    elif overwrite:
+        drop_config(path)
 
 
 class _CachedFile(NamedTuple):

@@ -8,6 +8,7 @@ the tokens of this call. Of the first call the past has no tokens.
 
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -280,3 +281,20 @@ def write_config(decoder: Decoder, path: Path) -> None:
     """Write onnxruntime-genai's config beside the file `path`, whole or not at all."""
     with written_whole(path.with_name(GENAI)) as temporary:
         temporary.write_text(json.dumps(genai_config(decoder, path.name), indent=2) + "\n")
+
+
+def drop_config(path: Path) -> None:
+    """Delete onnxruntime-genai's config beside the file `path` if it is of the file that was there
+    before, which it describes and this one is not; says so. One of another file stays."""
+    place = path.with_name(GENAI)
+    try:
+        of = json.loads(place.read_text())["model"]["decoder"]["filename"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if of == path.name:
+        place.unlink()
+        warnings.warn(
+            f"blockscale: {GENAI} was of the file that {path.name} replaces, and is deleted: "
+            "onnxruntime-genai does not run this one",
+            stacklevel=3,
+        )

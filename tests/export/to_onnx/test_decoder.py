@@ -12,7 +12,13 @@ import torch
 import transformers
 
 import blockscale as bs
-from blockscale.export.to_onnx.decoder import Decoder, decoder_of, genai_config, name_inputs
+from blockscale.export.to_onnx.decoder import (
+    Decoder,
+    decoder_of,
+    drop_config,
+    genai_config,
+    name_inputs,
+)
 from tests.export.to_onnx.decoders import SMALL, model_of, session
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -202,3 +208,19 @@ def test_what_is_in_the_way(tmp_path: Path) -> None:
         bs.export.onnx(model, tmp_path / "model.onnx", cache=True)
     assert [each.name for each in tmp_path.iterdir()] == ["genai_config.json"]
     refused(model.train(), "is in training mode")
+
+
+def test_a_config_of_a_file_that_is_replaced_goes_with_it(tmp_path: Path) -> None:
+    """One that names another file, and what is no such config, stays."""
+    path, config = tmp_path / "model.onnx", tmp_path / "genai_config.json"
+    other = json.dumps({"model": {"decoder": {"filename": "other.onnx"}}})
+    for text in ("{}", "[]", "no json", other):
+        config.write_text(text)
+        drop_config(path)
+        assert config.read_text() == text
+    config.write_text(json.dumps({"model": {"decoder": {"filename": "model.onnx"}}}))
+    with pytest.warns(
+        UserWarning, match=r"genai_config\.json was of the file that model\.onnx rep"
+    ):
+        bs.export.onnx(torch.nn.Linear(4, 4).eval(), path, torch.zeros(1, 4), overwrite=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
