@@ -121,13 +121,14 @@ def add_parts(
         there = part < parts
         at = (head * parts + part) * rows + row
         own = tl.load(tops + at, mask=there, other=float("-inf"))
-        higher = tl.maximum(top, tl.max(own, 0))
-        by, less = tl.exp(own - finite(higher)), tl.exp(top - finite(higher))
-        total = total * less + tl.sum(tl.load(totals + at, mask=there, other=0.0) * by, 0)
+        powers = tl.load(totals + at, mask=there, other=0.0)  # all loads first: they wait together
         more = tl.load(
             sums + at[:, None] * width + rw[None, :],
             mask=there[:, None] & (rw < width)[None, :], other=0.0,
         )  # fmt: skip
+        higher = tl.maximum(top, tl.max(own, 0))
+        by, less = tl.exp(own - finite(higher)), tl.exp(top - finite(higher))
+        total = total * less + tl.sum(powers * by, 0)
         acc = acc * less + tl.sum(more * by[:, None], 0)
         top = higher
     y = acc / tl.where(total == 0.0, 1.0, total)  # no powers, and no sums
