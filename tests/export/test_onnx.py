@@ -111,6 +111,12 @@ def test_weights_and_inputs_of_the_catalogue(fmt, tmp_path):
     """One layer: its input is that of the file, so that no sum is quantized."""
     torch.manual_seed(0)
     graph = converted(nn.Sequential(nn.Linear(64, 24)), X, bs.Recipe(fmt, input=fmt))
+    if fmt == "nvfp4_token":
+        with pytest.raises(
+            ValueError, match=r"outer scales of \(e4m3:token:fp32\) are for parts of"
+        ):
+            exported(graph, tmp_path / "model.onnx")
+        return
     call = exported(graph, tmp_path / "model.onnx")
     assert close(call(X), reference(graph, X))
 
