@@ -179,7 +179,7 @@ def _by_speed(
     fast = run(request)
     if slow is None and fast.code in (PASSED, NO_TESTS):
         more = run(request | {"slow": True})
-        if more.code == FAILED:
+        if more.code == FAILED or fast.code == NO_TESTS:
             return more
     return fast
 
