@@ -102,11 +102,11 @@ class FirstPass:
         return part_ranges(reference.widen(x), self._fmt.block, self._fmt)
 
     def _one_range(self, x: Tensor) -> Ranges:
-        """Of a slab that is part of one block, whose range holds 0."""
+        """Of a slab that is part of one block, to whose range PartialRanges adds 0."""
         if (both := ends(x)) is not None:
             low, high = (torch.full((1,) * x.ndim, end) for end in both)
             none = torch.zeros_like(low, dtype=torch.bool)
-            return Ranges(low.clamp(max=0.0), high.clamp(min=0.0), none)
+            return Ranges(low, high, none)
         self.finite = False
         dim = self._cuts.dim
         rows = max(cutting.SLAB * x.shape[dim] // max(x.numel(), 1), 1) if x.ndim else 1

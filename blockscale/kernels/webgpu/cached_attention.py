@@ -71,6 +71,8 @@ class AddParts(ShaderKernel, part="kernels/attention/add_parts"):
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
+    if not arguments:  # whether there is a kernel at all
+        return known(formats, arguments)
     _, keys, values, *_ = arguments
     if len(keys.shape) != 4:  # per channel
         return False
