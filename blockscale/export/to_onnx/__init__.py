@@ -110,6 +110,11 @@ def onnx(  # noqa: PLR0913 - the first three are the call, the rest are options
     if write.is_large(model):
         check_new(write.beside(path), overwrite)
     write.save(model, path)
+    _set_config(decoder, path, overwrite)
+
+
+def _set_config(decoder: "_CachedFile | None", path: Path, overwrite: bool) -> None:
+    """The config beside the file, of onnxruntime-genai, is of this file or of none before it."""
     if decoder is not None and decoder.for_genai:
         write_config(decoder.decoder, path)
     elif overwrite:
