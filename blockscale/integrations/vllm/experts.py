@@ -115,6 +115,11 @@ def _stack_part(experts: Sequence[Sequence[QLinear]], part: str) -> Tensor:
     return torch.stack([torch.cat(tensors) for tensors in each])
 
 
+def shared_numbers(stack: QWeight) -> str:
+    """Why the matrices of a stack cannot be told apart."""
+    return f"{stack.name}: experts share numbers of {stack.fmt}"
+
+
 def chosen_of(stack: QWeight, experts: Sequence[int]) -> QWeight:
     """These matrices of a stack, in this order: itself where they are all, else copied.
 
@@ -130,7 +135,7 @@ def chosen_of(stack: QWeight, experts: Sequence[int]) -> QWeight:
     which, q = torch.tensor(list(experts), device=stack.device), stack.tensor
     dims = placements(q.format, q.shape, 0)
     if any(dim is None for name, dim in dims.items() if name != "book"):
-        raise ValueError(f"{stack.name}: experts share numbers of {stack.fmt}")
+        raise ValueError(shared_numbers(stack))
     parts = {
         name: part[which] if dims.get(name) == 0 else part
         for name, part in q.qparams._asdict().items()
@@ -183,7 +188,7 @@ class ExpertMatrices(nn.Module):
         if self.stack is not None:
             y = sorted_product(x, self.stack.operand, ends, self.stack.rows)
             if y is None:  # checked when it was read
-                raise ValueError(f"{self.stack.name}: experts share numbers of {self.stack.fmt}")
+                raise ValueError(shared_numbers(self.stack))
             return y
         start, pieces = 0, []
         for layer, end in zip(self.layers, ends.tolist(), strict=True):

@@ -20,7 +20,7 @@ from blockscale.core.pack import inputs_first, stored_shape
 from blockscale.core.recipe import Scheme
 from blockscale.core.reference import QParams
 from blockscale.core.shared_scales import spans
-from blockscale.core.stacks import matrix, rows_of
+from blockscale.core.stacks import rows_of
 from blockscale.files.load import quantized_layer, read_quantized
 from blockscale.files.stored_model import OpenFiles, StoredModel
 from blockscale.integrations.vllm.experts import (
@@ -33,6 +33,7 @@ from blockscale.integrations.vllm.experts import (
 from blockscale.layers.kinds import QLinear, QTransposedLinear
 from blockscale.layers.layer import QBias, QLayer
 from blockscale.layers.store import QWeight
+from blockscale.ops.grouped_linear import whole_matrix
 from blockscale.ops.tensor import QTensor
 from blockscale.parallel.parts import refuses_input
 
@@ -263,8 +264,7 @@ class Slice(NamedTuple):
     ranks: int
 
     def of(self, tensor: str, size: int) -> "Part | None":
-        """This part of a dimension of `size`, None for the whole. Raises ValueError, with the
-        tensor's name, where parts are not equal."""
+        """This part of `size`, None for the whole. Raises ValueError where parts are not equal."""
         if size % self.ranks:
             raise ValueError(
                 f"{tensor}: {size} cannot be cut into {self.ranks} equal parts: set "
@@ -281,15 +281,18 @@ def _cut(weight: QWeight, part: Part) -> QWeight:
     except ValueError as error:
         raise ValueError(f"{weight.name}: {error}") from None
     parts = {name: part.clone() for name, part in own.qparams._asdict().items() if part is not None}
-    q = QTensor(own.codes.clone(), QParams(**parts), own.format, own.size)
-    held = QWeight(q, tuple(q.shape), weight.dtype, "plain")
-    held.name = weight.name
+    return _weight_of(QTensor(own.codes.clone(), QParams(**parts), own.format, own.size), weight)
+
+
+def _weight_of(q: QTensor, of: QWeight) -> QWeight:
+    """A part of a weight, with its name."""
+    held = QWeight(q, tuple(q.shape), of.dtype, "plain")
+    held.name = of.name
     return held
 
 
 def _check_inputs(tensor: str, layer: QLinear, part: Part, size: int) -> None:
-    """Raise ValueError where one scale is chosen from inputs of a layer of which this process has
-    some: part, of `size` in all."""
+    """Raise ValueError where a scale is chosen from inputs of which this process has a part."""
     if layer.input is None:
         return
     name = tensor.removesuffix(".weight")
@@ -367,6 +370,7 @@ class StoredExperts:
         return matrices
 
     def _part(self, tensor: str, own: "Slice") -> "Part | None":
+        """What this process has of one matrix."""
         info = self.served.stored.metadata.tensors[tensor]
         return own.of(tensor, stored_shape(info.shape, info.layout)[own.dim])
 
@@ -374,27 +378,23 @@ class StoredExperts:
 def _layers(stack: QWeight, expert: int, count: int, own: "Slice") -> list[QLinear]:
     """This process's part of each of the `count` matrices that an expert of a stack consists of,
     one below another, as layers. Raises ValueError where they share numbers, or cannot be cut."""
-    whole = matrix(stack.operand, expert)
-    rows = 0 if whole is None else whole.shape[0] // count
+    try:
+        whole = whole_matrix(stack.operand, expert)
+    except ValueError as error:
+        raise ValueError(f"{stack.name}: {error}") from None
+    rows, by = whole.shape[0] // count, stack.input
     layers = []
-    for start in range(0, rows * count, max(rows, 1)):
-        one = None if whole is None else rows_of(whole, start, start + rows)
+    for i in range(count):
+        one = rows_of(whole, i * rows, (i + 1) * rows)
         if one is None:
-            break
+            raise ValueError(f"{stack.name}: gates and ups share numbers of {stack.fmt}")
         fmt = of_matrix(one.format, one.shape)
-        q = QTensor(one.codes, one.qparams, fmt, one.size)
-        weight = QWeight(q, tuple(q.shape), stack.dtype, "plain")
-        weight.name = stack.name
+        weight = _weight_of(QTensor(one.codes, one.qparams, fmt, one.size), stack)
         size = weight.shape[own.dim]
         part = own.of(stack.name, size)
-        by = stack.input
-        layer = QLinear(weight if part is None else _cut(weight, part), None,
-                        Scheme(fmt, None if by is None else by.format))  # fmt: skip
-        if by is not None:
-            layer.input = by.of_matrix(expert)
+        layer = QLinear(weight if part is None else _cut(weight, part), None, Scheme(fmt))
+        layer.input = None if by is None else by.of_matrix(expert)
         if own.dim == 1 and part is not None:
             _check_inputs(stack.name, layer, part, size)
         layers.append(layer)
-    if len(layers) < count:
-        raise ValueError(f"{stack.name}: experts share numbers of {stack.fmt}")
     return layers

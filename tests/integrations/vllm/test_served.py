@@ -17,11 +17,14 @@ from transformers import (
 )
 
 import blockscale as bs
+from blockscale.core.parse import parse
 from blockscale.files import stored_model
 from blockscale.files.stored_model import open_stored_model
 from blockscale.integrations.config import quantized_copy
 from blockscale.integrations.vllm.experts import Biases, ExpertMatrices, Experts, clamped_swiglu
-from blockscale.integrations.vllm.served import Part, Served
+from blockscale.integrations.vllm.served import Part, Served, Slice
+from blockscale.integrations.vllm.served import _layers as layers_of
+from blockscale.layers.store import QWeight
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ATTENTION = "model.layers.0.self_attn"
@@ -407,6 +410,18 @@ def test_experts_that_cannot_be_cut(tmp_path: Path) -> None:
     assert stacked is not None
     with pytest.raises(ValueError, match=r"down_proj: the scale of its inputs in int8:token"):
         stacked.read(range(4), torch.float32, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "why"),
+    [("int8:flat48:fp32", "has numbers that several matrices of a stack share"),
+     ("int8:tile24x32:fp32", "gates and ups share numbers of int8:tile24x32:fp32")],
+)  # fmt: skip
+def test_stacks_whose_gates_and_ups_are_not_apart(fmt: str, why: str) -> None:
+    stack = QWeight.quantize(torch.randn(3, 64, 32), parse(fmt))
+    stack.name = "experts.gate_up_proj"
+    with pytest.raises(ValueError, match=rf"experts\.gate_up_proj: .*{why}"):
+        layers_of(stack, 0, 2, Slice(0, 0, 2))
 
 
 def test_groups_of_inputs_that_a_process_would_cut(tmp_path: Path) -> None:
