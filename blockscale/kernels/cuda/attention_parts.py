@@ -151,6 +151,16 @@ def store_planes(acc, less, sums, rows, width, V: tl.constexpr, M: tl.constexpr,
 
 
 @triton.jit
+def powers_of(scores, top, total):
+    """Scores [WARPS, M, tokens] -> their powers; what sums so far are worth beside them, the
+    largest score and the sum of powers, [WARPS, M] each."""
+    highest = tl.maximum(top, tl.max(scores, 2))
+    power = tl.exp(scores - finite(highest)[:, :, None])
+    less = tl.exp(top - finite(highest))
+    return power, less, highest, total * less + tl.sum(power, 2)
+
+
+@triton.jit
 def of_codes(
     query, keys, key_scale, key_outer, key_zero, values, value_scale, value_outer, value_zero,
     biases, sums, head, start, tokens, rows, depth, width, scaling, key_outer_stride,
@@ -178,10 +188,7 @@ def of_codes(
             WARPS,
         )  # fmt: skip
         scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
-        before, top = top, tl.maximum(top, tl.max(scores, 2))
-        power = tl.exp(scores - finite(top)[:, :, None])
-        less = tl.exp(before - finite(top))
-        total = total * less + tl.sum(power, 2)
+        power, less, top, total = powers_of(scores, top, total)
         planes = planes_of_values(values, value_zero, at, there, V, TYPES_V, WV)
         less = by_rows(less, V, M, WARPS)
         by = steps_of(value_scale, value_outer, value_outer_stride, at, there, V)
@@ -376,10 +383,7 @@ def of_folded(
             BT, WK, WARPS,
         )  # fmt: skip
         scores = add_biases(scores, biases, bias_token, above, token, there, rows, M)
-        before, top = top, tl.maximum(top, tl.max(scores, 2))
-        power = tl.exp(scores - finite(top)[:, :, None])
-        less = tl.exp(before - finite(top))
-        total = total * less + tl.sum(power, 2)
+        power, less, top, total = powers_of(scores, top, total)
         mask = there[:, None, :] & (rv < V.words)[None, :, None]
         word = tl.load(values + at[:, None, :] * V.words + rv[None, :, None], mask=mask, other=0)
         planes = planes_of(word, V, TYPES_V)
