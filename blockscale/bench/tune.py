@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What of the CPU's kernels is a choice, and how each is measured (src/tuning/tuning.h).
+"""What of the CPU's kernels is a choice, and how each is measured (src/tuning.h).
 
 Some choices are sizes: each candidate runs the same calls. The others are bounds between two ways:
 both run calls of several sizes, and the bound lies where the product of all times is the least.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measured choices for the CPU's kernels: those shipped, and what this machine added.
 
-What can be chosen, within what bounds and what holds unmeasured, says `src/tuning/tuning.h`. A
+What can be chosen, within what bounds and what holds unmeasured, says `src/tuning.h`. A
 machine is known by its processor's vendor and family, the instruction set in use and the threads:
 kernels/rates.py has the tables' form.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers that train with fake quantization, one kind a file of this folder.
+"""Layers that train with fake quantization, a kind or a few in each file of this folder.
 
 A file has a function `trained(kind)`: the class that a float layer of the class `kind` has until
 `bs.convert`, or None for other classes.

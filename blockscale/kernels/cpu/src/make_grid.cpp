@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kShort = 400;       // rows of fewer columns are lengthened where blocks allow
 constexpr int64_t kShortest = 64;     // below this even where a grid needs nothing else
 constexpr int64_t kLongest = 8192;    // columns of a strip of interleaved blocks
-constexpr int64_t kElements = 16384;  // of a unit, roughly (unit_elements of tuning/tuning.h, without a measurement)
+constexpr int64_t kElements = 16384;  // of a unit, roughly (unit_elements of tuning.h, without a measurement)
 constexpr int64_t kVector = 16;       // blocks of fewer columns cost more than scales of single ones
 
 using Dimensions = std::vector<Dimension>;  // outermost first

@@ -5,7 +5,7 @@
 // wild and left to float.cpp, the others tame.
 #include "few.h"
 
-#include "../../tuning/tuning.h"
+#include "../../tuning.h"
 #include "../primitives/decode.h"
 #include "../simd/environment.h"
 #include "../simd/floats.h"

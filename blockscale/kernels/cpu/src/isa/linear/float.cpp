@@ -4,7 +4,7 @@
 // so a decoded weight is one broadcast and nothing is summed across lanes. With very few rows most
 // lanes would be empty: then vectors run along k.
 #include "../../linear.h"
-#include "../../tuning/tuning.h"
+#include "../../tuning.h"
 #include "../simd/array.h"
 #include "../simd/environment.h"
 #include "../simd/floats.h"

@@ -2,7 +2,7 @@
 // An integer linear layer at work: its sizes, and memory for the rows of x that tiles read.
 #pragma once
 
-#include "../../tuning/tuning.h"
+#include "../../tuning.h"
 #include "tile.h"
 
 #if defined(BLOCKSCALE_MATRICES)

@@ -4,7 +4,7 @@
 
 #include "../../grid.h"
 #include "../../primitives.h"
-#include "../../tuning/tuning.h"
+#include "../../tuning.h"
 #include "../simd/bits.h"
 #include "../simd/stream.h"
 

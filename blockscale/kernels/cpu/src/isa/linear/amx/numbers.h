@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../../linear.h"
-#include "../../../tuning/tuning.h"
+#include "../../../tuning.h"
 #include "../../simd/floats.h"
 #include "blocks.h"
 #include "../scratch.h"

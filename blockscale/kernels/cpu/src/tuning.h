@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Choices of which only speed depends: how much of the caches a piece may take, from how many rows on another
 // way pays, from how much work on threads do. They are measured once for a kind of machine
-// (blockscale/kernels/cpu/tuning/) and set when the library is loaded. What stands here is what a processor
+// (blockscale/kernels/cpu/tuned.py) and set when the library is loaded. What stands here is what a processor
 // gets that nobody has measured.
 #pragma once
 
