@@ -8,7 +8,7 @@ import torch
 import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.ops import primitives
-from blockscale.ops.round_columns import round_columns
+from blockscale.ops.primitives import round_columns
 from tests.support.ops_round_columns import FORMATS, scales_for
 
 

@@ -84,9 +84,7 @@ SETS = {
 }
 
 # module -> why it is not merged
-ALONE = {
-    "ops.round_columns": "an op, though none of torch's: its kernels have its name",
-}
+ALONE: dict[str, str] = {}
 
 # Names of classes that several modules have on purpose: why
 _TORCH_AO = "torch.ao's own name, which stands in both of its namespaces, eager and PT2E"

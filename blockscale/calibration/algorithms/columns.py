@@ -28,7 +28,7 @@ from blockscale.core.format import Format
 from blockscale.core.operand import Quantizer, quantizer
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives
-from blockscale.ops.round_columns import Rounded, round_columns
+from blockscale.ops.primitives import Rounded, round_columns
 from blockscale.ops.tensor import QTensor
 
 _OF_BLOCKS = ("scale", "zero_point", "offset")

@@ -8,7 +8,7 @@ import blockscale as bs
 from blockscale.core.operand import Quantizer
 from blockscale.kernels.cpu.quantize import round_columns as kernel
 from blockscale.kernels.registry import supporting
-from blockscale.ops.round_columns import round_columns
+from blockscale.ops.primitives import round_columns
 from tests.kernels.cpu.equal import settings
 from tests.support.ops_round_columns import FORMATS, scales_for
 

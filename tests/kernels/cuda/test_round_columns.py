@@ -12,7 +12,7 @@ from blockscale.kernels import registry
 from blockscale.kernels.cuda.primitives.plan import form
 from blockscale.kernels.cuda.quantize import round_columns as kernel
 from blockscale.kernels.cuda.quantize import round_strip
-from blockscale.ops.round_columns import Rounded, round_columns
+from blockscale.ops.primitives import Rounded, round_columns
 from tests.support.cuda_equal import DEVICE
 from tests.support.ops_round_columns import FORMATS, scales_for
 from tests.support.same import same

@@ -14,7 +14,7 @@ from blockscale.core.operand import Quantizer, operand, quantizer
 from blockscale.core.parse import parse
 from blockscale.core.reference import QParams
 from blockscale.ops import primitives as P
-from blockscale.ops.round_columns import round_columns
+from blockscale.ops.primitives import round_columns
 from tests.kernels.cpu.arm.build import FLAGS, ISAS, built, emulate, missing
 from tests.kernels.cpu.arm.calls import DTYPES, Calls
 
