@@ -10,14 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core import integer_scales
 from blockscale.core.arithmetic import clusters, philox
 from blockscale.core.arithmetic.precision import FLT_MAX, divide
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
 from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.format import Format
-from blockscale.core.rounding import Round, rounding
+from blockscale.core.rounding import Round, nearest_even, rounding
 from blockscale.core.scale import FloatScale, PowerOfTwo
 from blockscale.core.scales import CodeScale, TwoLevel
 
@@ -185,9 +184,9 @@ def with_zero(low: Tensor, qparams: QParams, fmt: Format) -> QParams:
     """Each block's smallest value and its scale -> the same with a zero point or an offset."""
     if fmt.asym:
         step = step_of(qparams, fmt)
-        return qparams._replace(zero_point=integer_scales.choose(low, step, fmt))
+        return qparams._replace(zero_point=choose_zero_point(low, step, fmt))
     if fmt.offset is not None:
-        offset, outer = fmt.offset.store(integer_scales.offset(low, step_of(qparams, fmt), fmt))
+        offset, outer = fmt.offset.store(choose_offset(low, step_of(qparams, fmt), fmt))
         return qparams._replace(offset=offset, offset_outer=outer)
     return qparams
 
@@ -261,7 +260,7 @@ def step_of(qparams: QParams, fmt: Format) -> Tensor:
 def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     """x [...] -> y [...] float32: how many steps of its block each element is (section 4)."""
     x = widen(x)
-    offset = integer_scales.expand_offset(qparams.offset, qparams.offset_outer, fmt, x.shape)
+    offset = expand_offset(qparams.offset, qparams.offset_outer, fmt, x.shape)
     if offset is not None:
         x = x - offset
     if not fmt.recip:
@@ -278,7 +277,7 @@ def in_steps(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
 
 def _points(y: Tensor, qparams: QParams, fmt: Format) -> tuple[Tensor, Tensor | None]:
     """y of section 4 -> what `Element.encode` takes: y, and an integer zero point."""
-    zero = integer_scales.expand(qparams.zero_point, fmt, y.shape)
+    zero = expand_zero_point(qparams.zero_point, fmt, y.shape)
     if fmt.zero is None or zero is None:
         return y, zero
     return torch.where(y.isnan(), 0.0, y) + zero, None  # added before rounding: it is no integer
@@ -311,11 +310,11 @@ def quantize(x: Tensor, qparams: QParams, fmt: Format, seed: Tensor | None = Non
 def dequantize(codes: Tensor, qparams: QParams, fmt: Format, dtype: torch.dtype) -> Tensor:
     """codes [...] -> values [...] of `dtype` (docs/numerics.md, section 5)."""
     values = element_for(qparams, fmt, codes.shape).decode(codes)
-    zero = integer_scales.expand(qparams.zero_point, fmt, codes.shape)
+    zero = expand_zero_point(qparams.zero_point, fmt, codes.shape)
     if zero is not None:
         values = values - zero
     values = values * fmt.block.expand(step_of(qparams, fmt), codes.shape)
-    offset = integer_scales.expand_offset(qparams.offset, qparams.offset_outer, fmt, codes.shape)
+    offset = expand_offset(qparams.offset, qparams.offset_outer, fmt, codes.shape)
     return (values if offset is None else values + offset).to(dtype)
 
 
@@ -333,3 +332,49 @@ def in_range(x: Tensor, qparams: QParams, fmt: Format) -> Tensor:
     points, zero = _points(y, qparams, fmt)
     inside = element_for(qparams, fmt, x.shape).in_range(points, mode, zero, fmt.wide)
     return inside & ~y.isnan()  # which a zero point that is no integer takes for 0
+
+
+# Zero points, codes that stand for 0 under `asym`, and offsets (numerics.md, 3.6, 3.8).
+
+
+def choose_zero_point(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
+    """The zero point of each block of a format with `asym`: low then gets the lowest code.
+
+    int32, or of the format's type of zero points.
+
+    low: float32, the smallest value of each block, at most 0; step: float32, what the block's
+    stored scale means. Both have the scale's shape, which is that of the result.
+    """
+    lowest, highest = fmt.element.limits(fmt.wide)
+    if fmt.zero is not None:
+        zero = lowest - low / step
+        return fmt.zero.store_any(torch.where(zero.isnan(), 0.0, zero))
+    zero = lowest - nearest_even(low / step)
+    zero = torch.where(zero.isnan(), 0.0, zero).clamp(lowest, highest)
+    return zero.to(torch.int32)
+
+
+def expand_zero_point(zero_point: Tensor | None, fmt: Format, shape: torch.Size) -> Tensor | None:
+    """The zero points of blocks -> float32 that broadcasts to a tensor of `shape`; None stays."""
+    if zero_point is None:
+        return None
+    return fmt.block.expand(zero_point.to(torch.float32), shape)
+
+
+def choose_offset(low: Tensor, step: Tensor, fmt: Format) -> Tensor:
+    """The offset of each block, float32, of a format that has one: low gets the lowest value.
+
+    low, step: as in `choose_zero_point`.
+    """
+    lowest = fmt.element.limits(fmt.wide)[0]
+    result = low - step * lowest + 0.0  # of 0 and -0 neither is the smaller: b is never -0
+    return torch.where(result.isnan(), 0.0, result).clamp(-FLT_MAX, FLT_MAX)
+
+
+def expand_offset(
+    stored: Tensor | None, outer: Tensor | None, fmt: Format, shape: torch.Size
+) -> Tensor | None:
+    """The offsets of blocks as stored -> float32 that broadcasts to a tensor of `shape`."""
+    if stored is None or fmt.offset is None:
+        return None
+    return (fmt.offset.block or fmt.block).expand(fmt.offset.value(stored, outer), shape)

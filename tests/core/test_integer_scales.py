@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
 from blockscale.calibration import observers
-from blockscale.core import integer_scales, reference
+from blockscale.core import reference
 from blockscale.core.integer_scales import round_to_power_of_2, with_power_of_2_scale
 from blockscale.core.parse import parse
 from blockscale.core.scale import PowerOfTwo
@@ -330,7 +330,7 @@ def test_low_gets_the_lowest_code(spelling: str) -> None:
     halves = torch.arange(0, 2 * 2 ** min(bits, 9) + 8) / 2
     low = -torch.cat([halves, torch.nextafter(halves, torch.tensor(math.inf))])
     step = torch.ones_like(low)
-    found = integer_scales.choose(low, step, fmt)
+    found = reference.choose_zero_point(low, step, fmt)
     expected = [
         max(lowest, min(highest, lowest - round(Fraction(value)))) for value in low.tolist()
     ]
@@ -340,7 +340,7 @@ def test_low_gets_the_lowest_code(spelling: str) -> None:
 
 def test_any_step() -> None:
     low, step = -torch.rand(300) * 100, torch.rand(300) + 0.01
-    found = integer_scales.choose(low, step, parse("uint8:token:fp32:asym"))
+    found = reference.choose_zero_point(low, step, parse("uint8:token:fp32:asym"))
     quotients = (low / step).tolist()  # rounded once, by IEEE division
     assert found.tolist() == [min(255, -round(Fraction(q))) for q in quotients]
 
@@ -349,15 +349,15 @@ def test_blocks_without_a_range_and_poisoned_ones() -> None:
     low = torch.tensor([0.0, -FLT_MAX, -1.0, -1.0])
     step = torch.tensor([2.0**-126, 1.0, math.nan, 0.0])
     fmt = parse("uint8:token:fp32:asym")
-    assert integer_scales.choose(low, step, fmt).tolist() == [0, 255, 0, 255]
+    assert reference.choose_zero_point(low, step, fmt).tolist() == [0, 255, 0, 255]
     signed = parse("int8:token:fp32:asym")
-    assert integer_scales.choose(low, step, signed).tolist() == [-128, 127, 0, 127]
+    assert reference.choose_zero_point(low, step, signed).tolist() == [-128, 127, 0, 127]
 
 
 def test_each_lies_over_its_block() -> None:
     fmt = parse("uint4:group2:fp32:asym")
     zero = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    spread = integer_scales.expand(zero, fmt, torch.Size([2, 3]))
+    spread = reference.expand_zero_point(zero, fmt, torch.Size([2, 3]))
     assert spread.dtype == torch.float32
     assert spread.tolist() == [[1, 1, 2], [3, 3, 4]]
-    assert integer_scales.expand(None, fmt, torch.Size([2, 3])) is None
+    assert reference.expand_zero_point(None, fmt, torch.Size([2, 3])) is None

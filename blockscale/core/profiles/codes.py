@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockscale.core import integer_scales, reference
+from blockscale.core import reference
 from blockscale.core.arithmetic.precision import divide, exponent, mantissa
 from blockscale.core.block import Blocks
 from blockscale.core.element import Element
@@ -189,7 +189,7 @@ def encode(x: Tensor, scales: ChosenScales, profile: Profile, fmt: Format) -> Te
     wide = reference.widen(x)
     divisor = fmt.block.expand(scales.divisor, x.shape)
     y = fl(wide * divisor if profile.reciprocal else wide / divisor)
-    zero = integer_scales.expand(scales.qparams.zero_point, fmt, x.shape)
+    zero = reference.expand_zero_point(scales.qparams.zero_point, fmt, x.shape)
     element, search = fmt.element, profile.search
     if search == "half_up_add":
         codes = _half_up_add(y, zero, fmt)

@@ -18,8 +18,7 @@ from blockscale.core.block import WHOLE
 from blockscale.core.element import Element
 from blockscale.core.elements.integer import Integer
 from blockscale.core.format import Format
-from blockscale.core.integer_scales import expand_offset
-from blockscale.core.reference import QParams, step_of
+from blockscale.core.reference import QParams, expand_offset, step_of
 from blockscale.export.to_onnx import encode, steps
 from blockscale.export.to_onnx import scope as split
 from blockscale.export.to_onnx.scope import Scope, Sizes, native, put_tensor, put_zeros

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockscale.core import integer_scales, reference
+from blockscale.core import reference
 from blockscale.core.cuts import Sizes, block_sizes, can_be_cut
 from blockscale.core.elements.int_float import IntFloat
 from blockscale.core.format import Format
@@ -221,7 +221,7 @@ def _add_errors(
 def _add_places(measures: TensorMeasures, part: QTensor, x: Tensor) -> None:
     """Where the floats lie on the grid, and how many of them saturate."""
     y = reference.in_steps(x, part.qparams, part.format)
-    zero = integer_scales.expand(part.qparams.zero_point, part.format, x.shape)
+    zero = reference.expand_zero_point(part.qparams.zero_point, part.format, x.shape)
     # A block of zeros may have a step of 0: its elements are 0, and nothing saturates.
     y = y.masked_fill(y.isnan() & x.isfinite(), 0.0)
     inside = reference.in_range(x, part.qparams, part.format) | (y == 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import blockscale as bs
 from blockscale.calibration.algorithms import block_scales
 from blockscale.calibration.algorithms.block_scales import best_scales, nearest_scale
-from blockscale.core import integer_scales, reference
+from blockscale.core import reference
 from blockscale.core.block import Blocks, read_block
 from blockscale.core.format import Format
 from blockscale.core.reference import QParams
@@ -116,7 +116,7 @@ def test_a_poisoned_block_has_a_zero_point() -> None:
     """Its step is NaN, which no integer can be: the reference says 0, within the codes."""
     fmt, step = bs.parse("int4:group4:e4m3:asym"), torch.tensor([torch.nan, 1.0, torch.inf])
     low = torch.tensor([-3.0, -3.0, -3.0])
-    assert integer_scales.choose(low, step, fmt).tolist() == [0, -5, -8]
+    assert reference.choose_zero_point(low, step, fmt).tolist() == [0, -5, -8]
     x = torch.tensor([[torch.nan, 1.0, 2.0, 3.0, -1.0, 0.0, 1.0, 2.0]])
     ranges, outer = reference.ranges(x, fmt), torch.tensor([[0.01]])
     found = reference.qparams_from_range(*ranges, fmt, outer)
