@@ -161,7 +161,7 @@ class Preset:
 
 def presets() -> dict[str, Preset]:
     """{name: Preset} of all there are, fewer bits first; those of keys and values last."""
-    return dict(_TABLE)
+    return dict(PRESETS)
 
 
 def preset_data(name: str) -> dict[str, Any]:
@@ -169,15 +169,15 @@ def preset_data(name: str) -> dict[str, Any]:
 
     Raises ValueError, with the names that there are, for another one.
     """
-    if not isinstance(name, str) or name not in _TABLE:
-        raise ValueError(f"unknown preset {quote(name)}; choose from {', '.join(_TABLE)}")
-    if _TABLE[name].of == "cache":
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ValueError(f"unknown preset {quote(name)}; choose from {', '.join(PRESETS)}")
+    if PRESETS[name].of == "cache":
         raise ValueError(
             f"preset {name!r} is of keys and values, which no recipe holds: generate with "
             f"past_key_values=QuantizedCache(model.config, {name!r}) "
             "(blockscale.integrations.transformers)"
         )
-    return {"preset": name, **_TABLE[name].data}
+    return {"preset": name, **PRESETS[name].data}
 
 
 def cache_preset(name: str) -> dict[str, Any]:
@@ -185,17 +185,17 @@ def cache_preset(name: str) -> dict[str, Any]:
 
     Raises ValueError for the name of a preset of weights.
     """
-    if name not in _TABLE:
+    if name not in PRESETS:
         return {"values": name}
-    if _TABLE[name].of != "cache":
-        caches = ", ".join(each for each, preset in _TABLE.items() if preset.of == "cache")
+    if PRESETS[name].of != "cache":
+        caches = ", ".join(each for each, preset in PRESETS.items() if preset.of == "cache")
         raise ValueError(f"preset {name!r} is of weights; those of keys and values are {caches}")
-    return dict(_TABLE[name].data)
+    return dict(PRESETS[name].data)
 
 
 def own_patterns(name: str | None) -> frozenset[str]:
     """The patterns that stand in a preset, which need not match anything in a given model."""
-    data = _TABLE[name].data if name in _TABLE else {}
+    data = PRESETS[name].data if name in PRESETS else {}
     return frozenset([*data.get("skip", ()), *data.get("rules", {})])
 
 
@@ -275,7 +275,7 @@ def _cache(name: str, what: str, values: str, **more: Any) -> tuple[str, Preset]
     return name, Preset(name, what, MappingProxyType({"values": values, **more}), "cache")
 
 
-_TABLE = dict(
+PRESETS = dict(
     [
         _preset("w4a16", "weights in 4 bits: memory, and a few rows at a time",
                 _INT4, "transform=awq", "weight=gptq"),

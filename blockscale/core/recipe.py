@@ -13,10 +13,10 @@ from blockscale.core import rules as patterns
 from blockscale.core.format import Format
 from blockscale.core.joined_weights import Fused, read_fused
 from blockscale.core.presets import (
+    PRESETS,
     Calibration,
     own_patterns,
     preset_data,
-    presets,
     read_calibration,
 )
 from blockscale.core.profiles.knobs import Profile
@@ -115,7 +115,8 @@ class Recipe:
             raise TypeError(f"skip must be a list of patterns, such as ['lm_head'], got {skip!r}")
         if not isinstance(rules or {}, Mapping):
             raise TypeError(f"rules must map patterns to formats, got {rules!r}")
-        groups, method = read_fused(fused), read_calibration(calibration)
+        groups = read_fused(fused)
+        method = None if calibration is None else read_calibration(calibration)
         if preset is not None and not isinstance(preset, str):
             raise TypeError(f"preset must be a name, got {preset!r}")
         for pattern in (*(rules or {}), *skip):
@@ -203,7 +204,8 @@ class Recipe:
 
         What stands in its preset is not named: it is for any model.
         """
-        names, patterns = list(names), own_patterns(self.preset)
+        names = list(names)
+        patterns = own_patterns(self.preset) if self.preset else ()
         every = (*self.skip, *self.rules, *(self.fused if isinstance(self.fused, tuple) else ()))
         own = tuple(p for p in every if p not in patterns)
         return tuple(p for p in own if not any(matches(p, name) for name in names))
@@ -303,14 +305,14 @@ class Recipe:
 
 def _of_name(text: str) -> Recipe:
     """A preset by its name, or the recipe of a weight's format."""
-    if text in presets():
+    if text in PRESETS:
         return preset(text)
     try:
         return Recipe(weight=text)
     except ValueError as error:
         if ":" in text:
             raise
-        raise ValueError(f"{error}; presets are {', '.join(presets())}") from None
+        raise ValueError(f"{error}; presets are {', '.join(PRESETS)}") from None
 
 
 def preset(

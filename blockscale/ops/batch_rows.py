@@ -7,9 +7,7 @@ Here the former is refused, and the latter kept from the reference and from conv
 kernels of `linear` do is in each of them (docs/numerics.md, 7.2).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,6 @@ from blockscale.core.block import Block, read_block
 from blockscale.core.format import Format
 from blockscale.core.parse import display_name
 from blockscale.core.scales import TwoLevel
-from blockscale.kernels.registry import batch_invariant
 
 _TOKEN = read_block("token")
 
@@ -83,25 +80,3 @@ def rows_in_order(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     each = [F.linear(row[None].clone(), weight, bias) for row in rows.unbind()]
     return torch.cat(each).reshape(*x.shape[:-1], weight.shape[0])
-
-
-def ordered(name: str, run: Callable[..., Any], *, images: bool) -> Callable[..., Any]:
-    """`run` of the op of this name, whose first argument is x and whose last is a Quantizer of it,
-    so that with batch_invariant a row's result does not depend on the others.
-
-    images: rows are images, x [batch, channels, *size]: each is run alone, from memory of its own.
-        Else they are all but the last dimension, and `run` keeps the order itself
-    """
-
-    def in_order(*args: Any) -> Any:
-        if not batch_invariant():
-            return run(*args)
-        x, *rest = args
-        by = rest[-1]
-        if by.fmt and by.scale is None:
-            check_rows(f"the input of {name}", by.format, x.ndim, 1 if images else x.ndim - 1)
-        if not images or not x.shape[0]:
-            return run(*args)
-        return torch.cat([run(image.clone(), *rest) for image in x.split(1)])
-
-    return in_order

@@ -27,8 +27,8 @@ from blockscale.core.torch_private import (
     profiler_on,
     tracing_state,
 )
-from blockscale.kernels.registry import UNORDERED, find, run_reference
-from blockscale.ops.batch_rows import ordered as in_order
+from blockscale.kernels.registry import UNORDERED, batch_invariant, find, run_reference
+from blockscale.ops.batch_rows import check_rows
 from blockscale.ops.batching import batching_rule
 from blockscale.ops.operand import Signature, signature
 
@@ -201,7 +201,7 @@ def op(
         returns = get_type_hints(reference)["return"]
         run = _runner(name, reference, takes, composed)
         if rows:
-            run = in_order(name, run, images=rows == "images")
+            run = _in_order(name, run, images=rows == "images")
         whole, empty = takes.accepting(reference), shape and takes.accepting(shape)
         OPS[name] = register(
             name, whole, takes, returns, run, shape=empty, ulps=ulps, ordered=bool(rows)
@@ -354,3 +354,25 @@ def _empty(item: Any, like: Tensor) -> Any:
         return like.new_empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
     kind, value = item
     return kind(_empty(each, like) for each in value) if kind in (tuple, list) else value
+
+
+def _in_order(name: str, run: Callable[..., Any], *, images: bool) -> Callable[..., Any]:
+    """`run` of the op of this name, whose first argument is x and whose last is a Quantizer of it,
+    so that with batch_invariant a row's result does not depend on the others.
+
+    images: rows are images, x [batch, channels, *size]: each is run alone, from memory of its own.
+        Else they are all but the last dimension, and `run` keeps the order itself
+    """
+
+    def in_order(*args: Any) -> Any:
+        if not batch_invariant():
+            return run(*args)
+        x, *rest = args
+        by = rest[-1]
+        if by.fmt and by.scale is None:
+            check_rows(f"the input of {name}", by.format, x.ndim, 1 if images else x.ndim - 1)
+        if not images or not x.shape[0]:
+            return run(*args)
+        return torch.cat([run(image.clone(), *rest) for image in x.split(1)])
+
+    return in_order
