@@ -37,7 +37,7 @@ from blockscale.ops.operand import Signature, signature
 
 _TENSORS = frozenset((Tensor, nn.Parameter))
 _VALUES = frozenset((type(None), str, int, float, bool, torch.dtype))
-_is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling
 _plain: set[int] = set()  # dispatch keys that were seen to be those of plain tensors, or fewer
 
 
@@ -47,7 +47,7 @@ def alone(args: tuple[Any, ...]) -> bool:
     It takes 5 µs for that, half of a call on a small tensor.
     """
     if (
-        _is_compiling()
+        is_compiling()
         or dispatch_modes()
         or innermost_transform()
         or function_modes()

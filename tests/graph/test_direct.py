@@ -227,3 +227,21 @@ def test_other_numbers_of_arguments_are_refused_as_by_torch(args: tuple[Tensor, 
     with pytest.raises(TypeError, match="argument") as expected:
         graph.forward(*args)
     assert str(expected.value).split("forward")[-1] == str(found.value).split("forward")[-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_each_graph_of_many_is_compiled_and_whole() -> None:
+    """torch.compile has eight programs for a function, and then runs it as it is."""
+    graph = lowered("reference")
+    expected = ordinary(graph, X, more=X)
+    programs = []
+
+    def backend(program: Any, inputs: Any) -> Any:
+        programs.append(program)
+        return program.forward
+
+    for _ in range(10):
+        each = torch.compile(copy.deepcopy(graph), backend=backend, fullgraph=True)
+        with torch.no_grad():
+            assert equal(each(X, more=X), expected)
+    assert len(programs) == 10
