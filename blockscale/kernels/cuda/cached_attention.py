@@ -145,17 +145,21 @@ class PartSettings(NamedTuple):
     stages: int
 
 
-def usual(tokens: int, recent: int, heads: int, folded: bool = False) -> PartSettings:
+def usual(
+    tokens: int, recent: int, heads: int, folded: bool = False, channels: bool = False
+) -> PartSettings:
     """Parts for as many programs as an H200 has processors, which begin and end once, or of four
     steps and more for twice as many; with folded scales, of which a processor holds three, for up
-    to four times as many. Of as many parts all are equally long. The same on other GPUs, so that
+    to four times as many; with keys per channel for twice as many, which load nothing ahead where
+    they have few steps. Of as many parts all are equally long. The same on other GPUs, so that
     sums have one order."""
-    steps = _steps(tokens, recent, heads, folded)
+    steps = _steps(tokens, recent, heads, folded, channels)
     parts = cdiv(tokens, 128 * steps)
-    return PartSettings(32, max(1, cdiv(tokens, 128 * max(parts, 1))), 4, 3)
+    steps = max(1, cdiv(tokens, 128 * max(parts, 1)))
+    return PartSettings(32, steps, 4, 1 if channels and steps <= 8 else 3)
 
 
-def _steps(tokens: int, recent: int, heads: int, folded: bool) -> int:
+def _steps(tokens: int, recent: int, heads: int, folded: bool, channels: bool) -> int:
     for times, least in _FOLDED if folded else ():
         steps = cdiv(tokens * heads, times * _PROGRAMS * 128)
         if steps >= least:
@@ -164,7 +168,7 @@ def _steps(tokens: int, recent: int, heads: int, folded: bool) -> int:
         max(1, cdiv(tokens * heads, max(each - heads * cdiv(recent, _RECENT), each // 2) * 128))
         for each in (_PROGRAMS, 2 * _PROGRAMS)
     )
-    return many if many >= 4 and not folded else few
+    return many if channels or (many >= 4 and not folded) else few
 
 
 def _supports(formats: tuple[Format, ...], arguments: tuple[Any, ...]) -> bool:
@@ -191,8 +195,9 @@ def cached_attention(
 ) -> Tensor:  # fmt: skip
     """As ops.attention.cached_attention."""
     tokens = tokens_of(keys)[2]
-    folded = all(each.fold for each in both_readings(keys, values))
-    settings = usual(tokens, recent_keys.shape[2], query.shape[0] * keys.shape[1], folded)
+    k, v = both_readings(keys, values)
+    heads = query.shape[0] * keys.shape[1]
+    settings = usual(tokens, recent_keys.shape[2], heads, bool(k.fold and v.fold), bool(k.units))
     with guard(query):
         return attention(
             floats(query), keys, values, (floats(recent_keys), floats(recent_values)), mask,

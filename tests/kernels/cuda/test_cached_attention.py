@@ -93,6 +93,9 @@ def test_parts_keep_an_h200_busy() -> None:
     each = [usual(tokens, 16, heads, folded=True).steps for tokens, heads in
             ((100, 8), (8192, 8), (32768, 8), (8192, 64), (32768, 64))]  # fmt: skip
     assert each == [1, 5, 8, 11, 32]  # what was fastest on an H200
+    each = [usual(tokens, 16, heads, channels=True)[1::2] for tokens, heads in
+            ((100, 8), (8192, 8), (32768, 8), (8192, 64), (32768, 64))]  # fmt: skip
+    assert each == [(1, 1), (2, 1), (8, 1), (16, 3), (64, 3)]
 
 
 def test_the_op_takes_it() -> None:
