@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What stands before quantize_ and its kin: wrong uses are found before anything is changed."""
 
-import hashlib
 import os
 import warnings
 import weakref
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from blockscale.core.arithmetic.sums import digest
 from blockscale.core.parse import is_spelling
 from blockscale.core.untrusted import kind_of
 from blockscale.layers.kinds import quantized_class
@@ -338,13 +338,9 @@ def agreeing(model: nn.Module, group: Group) -> Iterator[None]:
 
 def _digests(model: nn.Module) -> dict[str, str]:
     """{name: digest} of all tensors in a model's state."""
-    data = {}
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            one = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
-            one.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-            data[name] = one.hexdigest()
-    return data
+    tensors = {n: each for n, each in model.state_dict().items() if isinstance(each, Tensor)}
+    sums = {name: digest(each) for name, each in tensors.items()}  # a GPU goes on meanwhile
+    return {n: f"{x.dtype} {tuple(x.shape)} {int(sums[n])}" for n, x in tensors.items()}
 
 
 # A model called as calibration calls it, on a batch as its user has it.

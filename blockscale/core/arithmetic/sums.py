@@ -8,6 +8,7 @@ bias has to come in that unit (Jacob et al. 2018, arXiv 1712.05877, section 2.4,
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blockscale.core.arithmetic.precision import FLT_MAX, FLT_SMALLEST, exponent, pow2
@@ -132,3 +133,38 @@ def _rounded(bias: Tensor, steps: Tensor) -> Tensor:
 def accumulator(largest: int) -> torch.dtype:
     """What holds sums that reach `largest` in magnitude."""
     return torch.int32 if largest <= INT32_MAX else torch.int64
+
+
+# Digests of bits, which are sums as well: quick on a GPU, where bits need not leave it.
+
+_WORDS, _WORDS_ELSEWHERE = 1 << 15, 1 << 22  # mixed at once: what a core's cache holds; a launch
+_PLACE = 0x9E3779B97F4A7C15
+_MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def digest(x: Tensor) -> Tensor:
+    """Any tensor -> [] int64 of its bits on its device, the same on every device: of each 8 bytes
+    and their place, mixed (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+    OOPSLA 2014, figure 16, MIX64VARIANT13), the sum modulo 2^64. Bits that differ within 8 bytes
+    always change it, others but for a chance of 2^-64. Shape and dtype do not count."""
+    data = x.detach().contiguous().flatten().view(torch.uint8)
+    words = F.pad(data, (0, -len(data) % 8 or 8 * (not len(data)))).view(torch.int64)  # a copy
+    count = _WORDS if x.device.type == "cpu" else _WORDS_ELSEWHERE
+    places = torch.arange(1, min(count, len(words)) + 1, device=x.device) * _int64(_PLACE)
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    for i, some in enumerate(words.split(count)):  # of nothing one word of zeros
+        mix = (places[: len(some)] + _int64(i * count * _PLACE)).bitwise_xor_(some)
+        for shift, factor in _MIXES:
+            mix.bitwise_xor_(_right(mix, shift)).mul_(_int64(factor))
+        total += mix.bitwise_xor_(_right(mix, 31)).sum()
+    return total
+
+
+def _int64(word: int) -> int:
+    """The int64 of these 64 bits."""
+    return (word + 2**63) % 2**64 - 2**63
+
+
+def _right(words: Tensor, by: int) -> Tensor:
+    """Words shifted to the right, with zeros from the left."""
+    return (words >> by).bitwise_and_((1 << (64 - by)) - 1)

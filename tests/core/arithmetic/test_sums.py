@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blockscale.core.arithmetic.sums import (
     SumInteger,
+    digest,
     in_units,
     live_steps,
     mean_of,
@@ -204,3 +205,36 @@ def test_pieces_give_the_mean_of_the_whole(scale: float) -> None:
     total = sum(int(piece.sum()) for piece in pieces)
     mean = mean_of(torch.tensor(total), torch.tensor(x.numel()), power)
     assert torch.equal(mean, whole.squeeze())
+
+
+def digest_in_numpy(data: bytes) -> int:
+    """The same by numpy's 64-bit words."""
+    words = np.frombuffer((data + bytes(-len(data) % 8)) or bytes(8), dtype=np.uint64)
+    z = words ^ (np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    return int((z ^ (z >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8 * (1 << 15), 8 * (1 << 16) + 3])
+def test_digests_are_sums_of_mixed_words(size: int) -> None:
+    draw = np.random.default_rng(size)
+    data = draw.integers(0, 256, size, dtype=np.uint8)
+    assert int(digest(torch.from_numpy(data))) % 2**64 == digest_in_numpy(data.tobytes())
+
+
+def test_digests_see_every_bit_and_its_place() -> None:
+    """Of any dtype, wherever and however the tensor lies in memory."""
+    x = torch.arange(200, dtype=torch.float32)
+    seen = {int(digest(x))}
+    for byte in range(0, 800, 7):
+        for bit in range(8):
+            flipped = x.clone()
+            flipped.view(torch.uint8)[byte] ^= 1 << bit
+            seen.add(int(digest(flipped)))
+    swapped = x.view(100, 2).flip(0).flatten()  # words at other places
+    assert len(seen | {int(digest(swapped))}) == 2 + len(range(0, 800, 7)) * 8
+    odd = torch.cat([x.new_zeros(1), x])[1:]
+    assert odd.data_ptr() % 8 and int(digest(odd)) == int(digest(x))
+    assert int(digest(x.view(10, 20).t().contiguous().t())) == int(digest(x))
+    assert int(digest(x.view(torch.int8))) == int(digest(x.view(torch.bfloat16)))
