@@ -15,11 +15,13 @@ from blockscale.calibration.input_stats import InputStats, InputStatsCollector
 from blockscale.calibration.mixing import place_of
 from blockscale.calibration.places import (
     Chosen,
-    codes_from_bytes,
-    codes_to_bytes,
-    from_bytes,
+    Message,
+    codes_of,
+    from_message,
+    message_of,
     packed,
-    to_bytes,
+    share_messages,
+    to_message,
     unpack,
 )
 from blockscale.calibration.session import Session, has_rows, of_a_stack
@@ -82,8 +84,8 @@ def side_by_side(model: nn.Module) -> Callable[[Plan], str]:
 
 
 def share(
-    session: Session, plans: Sequence[Plan], choose: Callable[[], Mapping[str, bytes] | None]
-) -> dict[str, bytes]:
+    session: Session, plans: Sequence[Plan], choose: Callable[[], Mapping[str, Message] | None]
+) -> dict[str, Message]:
     """choose(), and then what owners have chosen for these layers is chosen in every process.
 
     choose: may return messages by name, which are all returned in every process of a group
@@ -94,14 +96,14 @@ def share(
     if ranks.alone:
         return dict(choose() or {})
 
-    def own() -> dict[str, bytes]:
+    def own() -> dict[str, Message]:
         messages = choose() or {}
-        places = {p.name: to_bytes(*packed(p, session)) for p in plans if ranks.owns(p.name)}
+        places = {p.name: to_message(*packed(p, session)) for p in plans if ranks.owns(p.name)}
         return {**places, **messages}
 
-    result = ranks.share_bytes(own)
+    result = share_messages(ranks, own)
     for plan in plans:
-        unpack(plan, session, *from_bytes(result[plan.name]))
+        unpack(plan, session, *from_message(result[plan.name]))
     return result
 
 
@@ -225,16 +227,16 @@ def choose_each(
     every = [parts_of(plan, algorithm) for plan in own]
     codes: dict[str, Chosen] = {}
 
-    def choose() -> dict[str, bytes]:
+    def choose() -> dict[str, Message]:
         some = [[p for p in parts if ranks.chooses(p.plan.name, p.number)] for parts in every]
         for alike in _alike(session, algorithm, [parts for parts in some if parts]):
             codes.update(_choose_together(session, algorithm, alike, grams))
-        return {} if ranks.alone else {name: codes_to_bytes(each) for name, each in codes.items()}
+        return {} if ranks.alone else {name: message_of(each) for name, each in codes.items()}
 
     messages = share(session, own, choose)
     for parts in every:
         results = [
-            codes_from_bytes(messages[part.name], part.plan) if part.name in messages
+            codes_of(messages[part.name], part.plan) if part.name in messages
             else codes[part.name]
             for part in parts
         ]  # fmt: skip

@@ -3,17 +3,14 @@
 
 Global batch i is run by process i mod N. What is added up in an order of its own (gram matrices,
 sums of inputs, samples, observers that depend on the order) is gathered by one process for each
-layer, its owner, which is sent the layer's inputs of all processes after each round of N batches
+layer, its owner, which is sent the layer's inputs of all processes after some rounds of N batches
 and adds them up in the order of the global batches, as one process alone does. So sums have the
 same bits whatever N is. What merges exactly (ranges, counts) is gathered where it is and merged.
 Columns of wide gram matrices have owners of their own, and so have rows of weights, whose codes
 they choose; all others get what they chose and compare digests of it.
 """
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -48,7 +45,7 @@ class _Place(NamedTuple):
     number: int
 
 
-class _Message(NamedTuple):
+class _Order(NamedTuple):
     """A call of what an owner adds: its number, the owner, and its arguments."""
 
     number: int
@@ -56,12 +53,14 @@ class _Message(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class _Dispatch(NamedTuple):
-    """What a process tells the others after each of its batches."""
+Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
-    failure: Failure | None
-    tensors: list[tuple[tuple[int, ...], torch.dtype]]
-    calls: list[_Message]
+
+class _Letter(NamedTuple):
+    """What a process tells the others of one of its batches."""
+
+    tensors: Shapes
+    calls: list[_Order]
 
     def needed_by(self, rank: int) -> list[int]:
         """The numbers of the tensors that this process is sent, in order."""
@@ -72,19 +71,34 @@ class _Dispatch(NamedTuple):
         """How many bytes this process is sent."""
         return sum(aligned(*self.tensors[number]) for number in self.needed_by(rank))
 
+    @property
+    def size(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(aligned(*each) for each in self.tensors)
+
+
+class _Dispatch(NamedTuple):
+    """What a process tells the others at once: of some batches, the same number in all."""
+
+    failure: Failure | None
+    letters: list[_Letter]
+
+
+_ROUNDS, _BYTES = 8, 1 << 28  # of batches, at most, that are told of at once; of their tensors
+
 
 class _Outbox:
     """Calls that wait to be sent, and copies of their tensors, each once."""
 
     def __init__(self) -> None:
-        self.calls: list[_Message] = []
+        self.calls: list[_Order] = []
         self._tensors: list[Tensor] = []
         self._places: dict[Hashable, tuple[Tensor, _Place]] = {}  # the tensor stays alive
 
     def add(self, number: int, owner: int, arguments: Iterable[Any]) -> None:
         """A call for `owner`, with tensors as they are now."""
         results = tuple(self._place_of(a) if isinstance(a, Tensor) else a for a in arguments)
-        self.calls.append(_Message(number, owner, results))
+        self.calls.append(_Order(number, owner, results))
 
     def _place_of(self, tensor: Tensor) -> _Place:
         key = None if tensor.is_inference() else (id(tensor), tensor._version)
@@ -96,13 +110,13 @@ class _Outbox:
             self._places[key] = tensor, place
         return place
 
-    def shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Of all tensors, in order."""
-        return [(tuple(tensor.shape), tensor.dtype) for tensor in self._tensors]
+    def letter(self) -> _Letter:
+        """What the others are told of it."""
+        return _Letter([(tuple(x.shape), x.dtype) for x in self._tensors], self.calls)
 
-    def parcel(self, numbers: Sequence[int]) -> Tensor:
-        """These tensors as one message."""
-        return packed([self._tensors[number] for number in numbers])
+    def needed_by(self, rank: int) -> list[Tensor]:
+        """The tensors that a process is sent."""
+        return [self._tensors[number] for number in self.letter().needed_by(rank)]
 
 
 class Ranks:
@@ -116,7 +130,9 @@ class Ranks:
 
     def __init__(self, group: Any = None, device: torch.device | None = None):
         self.group = group
-        self.device = device or torch.device("cpu")
+        if device is None or device.type == "meta":  # of a model that is read block by block
+            device = torch.device("cpu")
+        self.device = device
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.total: int | None = None
@@ -125,7 +141,7 @@ class Ranks:
         self._choosers: dict[str, list[int]] = {}
         self._together: Mapping[str, str] = {}
         self._adds: list[Callable[..., None]] = []
-        self._outbox = _Outbox()
+        self._outboxes = [_Outbox()]  # of batches whose letters are not sent yet
         self._failure: Exception | None = None
 
     @property
@@ -208,24 +224,27 @@ class Ranks:
     # --- rounds of batches
 
     def each(self, own: int, do: Callable[[int], None]) -> None:
-        """do(b) for each of this process's batches; after each round of N, owners add what was
-        sent. Raises in every process what one of them raised."""
+        """do(b) for each of this process's batches; after some rounds of N, owners add what was
+        sent, round by round. Raises in every process what one of them raised."""
         if self.alone:
             for b in range(own):
                 do(b)
             return
-        rounds = -(-self.count(own) // self.size)
+        error: Exception | None = None
+        rounds, next_time = -(-self.count(own) // self.size), 1
         for b in range(rounds):
-            error = None
             try:
-                if b < own and self._failure is None:
+                if b < own and error is None and self._failure is None:
                     self.now = b
                     do(b)
             except Exception as raised:
                 error = raised
-            self._exchange(error or self._failure)
-        self._adds, failure, self._failure = [], self._failure, None
-        self.together(lambda: _raise_error(failure))
+            if self._adds and b + 1 in (next_time, rounds):
+                next_time = b + 1 + self._exchange(error or self._failure)
+            self._outboxes.append(_Outbox())
+        self._adds, self._outboxes = [], [_Outbox()]
+        error, self._failure = error or self._failure, None
+        self.together(lambda: _raise_error(error))
 
     def at_owner(self, name: str, add: Callable[..., None]) -> Callable[..., None]:
         """A function that has the layer's owner call add(*the same arguments), tensors or what can
@@ -238,29 +257,47 @@ class Ranks:
             return add
         number = len(self._adds)
         self._adds.append(add)
-        return lambda *arguments: self._outbox.add(number, rank, arguments)
+        return lambda *arguments: self._outboxes[-1].add(number, rank, arguments)
 
-    def _exchange(self, error: Exception | None) -> None:
-        box, self._outbox = self._outbox, _Outbox()
-        header = _Dispatch(_failure(error), box.shapes(), box.calls)
-        headers: list[_Dispatch] = self._gather(header)
-        self._raise(error, [each.failure for each in headers])
-        if not any(each.calls for each in headers):
-            return
-        parcels = [box.parcel(header.needed_by(rank)) for rank in range(self.size)]
-        sizes = [each.nbytes(self.rank) for each in headers]
-        for each, parcel in zip(headers, self.swap(parcels, sizes), strict=True):
+    def _exchange(self, error: Exception | None) -> int:
+        """Send what batches left, and add what arrives; how many rounds may be sent at once next,
+        the same in all processes."""
+        boxes, self._outboxes = self._outboxes, []
+        own = _Dispatch(_failure(error), [box.letter() for box in boxes])
+        every: list[_Dispatch] = self._gather(own)
+        self._raise(error, [each.failure for each in every])
+        letters = [each.letters for each in every]
+        if any(letter.calls for some in letters for letter in some):
+            parcels = [
+                packed([x for box in boxes for x in box.needed_by(rank)])
+                for rank in range(self.size)
+            ]
+            sizes = [sum(letter.nbytes(self.rank) for letter in some) for some in letters]
+            incoming = self.swap(parcels, sizes)
             try:
-                self._deliver(each, parcel)
+                self._deliver(letters, incoming)
             except Exception as raised:
                 self._failure = self._failure or raised
+        most = max(letter.size for some in letters for letter in some)
+        return max(1, min(_ROUNDS, _BYTES // max(1, most)))
 
-    def _deliver(self, header: _Dispatch, parcel: Tensor) -> None:
-        """Call what one process has sent to this one."""
-        numbers = header.needed_by(self.rank)
-        result = unpacked(parcel, [header.tensors[number] for number in numbers])
+    def _deliver(self, letters: Sequence[Sequence[_Letter]], parcels: Sequence[Tensor]) -> None:
+        """Call what was sent to this process, in the order of the global batches: of each round the
+        letter of each process."""
+        parts = [
+            list(parcel.split([letter.nbytes(self.rank) for letter in some]))
+            for some, parcel in zip(letters, parcels, strict=True)
+        ]
+        for b in range(len(letters[0])):
+            for some, own in zip(letters, parts, strict=True):
+                self._call(some[b], own[b])
+
+    def _call(self, letter: _Letter, parcel: Tensor) -> None:
+        """Call what one process has sent to this one of one batch."""
+        numbers = letter.needed_by(self.rank)
+        result = unpacked(parcel, [letter.tensors[number] for number in numbers])
         tensors = dict(zip(numbers, result, strict=True))
-        for call in header.calls:
+        for call in letter.calls:
             if call.owner == self.rank:
                 members = [
                     tensors[a.number] if isinstance(a, _Place) else a for a in call.arguments
@@ -289,49 +326,14 @@ class Ranks:
         first: T = results[0]
         return first
 
-    def share_bytes(self, own: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
-        """{name: bytes} of all processes, in every process: what owners chose. Raises RuntimeError,
-        in every process, if one of them received something else than the owner sent."""
-        mine: dict[str, bytes] = {}
-        sizes = self.together(lambda: mine.update(own()) or {n: len(b) for n, b in mine.items()})
-        by_name: dict[str, bytes] = {}
-        for owner, tensors_there in enumerate(sizes):
-            if tensors_there:
-                blob = b"".join(mine.values()) if owner == self.rank else b""
-                by_name |= _apart(
-                    self._broadcast(blob, sum(tensors_there.values()), owner), tensors_there
-                )
-        self._compare(mine, by_name)
-        return by_name
-
-    def _compare(self, mine: Mapping[str, bytes], digests: Mapping[str, bytes]) -> None:
-        expected, got = _digests_of(mine), _digests_of(digests)
-        answers = self._gather((expected, got))
-        targets = [
-            (name, owner, d) for owner, (s, _) in enumerate(answers) for name, d in s.items()
-        ]
-        for name, owner, digest in targets:
-            for rank, (_, digests_there) in enumerate(answers):
-                if digests_there.get(name) != digest:
-                    raise RuntimeError(
-                        f"{name}: process {rank} received other bytes than process {owner} chose "
-                        f"and sent (this is process {self.rank}); the model is as it was before. "
-                        "Check the network and the memory of these hosts, and start again"
-                    )
-
-    def _broadcast(self, blob: bytes, size: int, owner: int) -> bytes:
-        data = torch.empty(size, dtype=torch.uint8)
-        if owner == self.rank and size:
-            data = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-        data = data.to(wire(self.group))
-        dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
-        return data.cpu().numpy().tobytes()
-
-    def broadcast(self, x: Tensor | None, size: int, owner: int) -> Tensor:
-        """x [size] float64 of one process, in every process, on the model's device."""
+    def broadcast(
+        self, x: Tensor | None, size: int, owner: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """x [size] of one process, in every process, on the model's device."""
         place = wire(self.group)
-        data = torch.empty(size, dtype=torch.float64, device=place) if x is None else x.to(place)
-        dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
+        data = torch.empty(size, dtype=dtype, device=place) if x is None else x.to(place)
+        if size:
+            dist.broadcast(data, dist.get_global_rank(self.group, owner), self.group)
         return data.to(self.device)
 
     def swap(self, parcels: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
@@ -352,7 +354,7 @@ class Ranks:
         entries = [(rank, each) for rank, each in enumerate(failures) if each is not None]
         if not entries:
             return
-        self._adds, self._failure, self._outbox = [], None, _Outbox()
+        self._adds, self._failure, self._outboxes = [], None, [_Outbox()]
         others = [(rank, each) for rank, each in entries if each.of_all is None]
         if not others:
             raise entries[0][1].of_all or AgreedError
@@ -378,20 +380,3 @@ def _failure(error: Exception | None) -> Failure | None:
 def _raise_error(error: Exception | None) -> None:
     if error is not None:
         raise error
-
-
-def _apart(blob: bytes, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    ends = list(accumulate(sizes.values()))
-    return {
-        name: blob[end - size : end] for (name, size), end in zip(sizes.items(), ends, strict=True)
-    }
-
-
-def _digests_of(messages: Mapping[str, bytes]) -> dict[str, str]:
-    """Several at a time: of a block's codes they would take as long as its gram matrices."""
-    with ThreadPoolExecutor(8) as pool:
-        return dict(zip(messages, pool.map(_digest, messages.values()), strict=True))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

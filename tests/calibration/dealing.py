@@ -5,8 +5,10 @@ import datetime
 import hashlib
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -286,19 +288,78 @@ def refusals(rank: int, size: int) -> dict[str, str]:
     }
     with small_parts():
         found["choosing"] = words(net, own, WEIGHTS, weight=Failing())
-    whole = Ranks._broadcast
+    whole = Ranks.broadcast
 
-    def one_bit(self: Ranks, blob: bytes, length: int, owner: int) -> bytes:
-        data = bytearray(whole(self, blob, length, owner))
-        data[-1] ^= rank  # the last process receives another bit
-        return bytes(data)
+    def one_bit(self: Ranks, x: Tensor | None, size: int, owner: int, *dtype: Any) -> Tensor:
+        data = whole(self, x, size, owner, *dtype)
+        if data.dtype == torch.uint8:
+            data[-1 - size // 2] ^= rank  # the last process receives another bit
+        return data
 
-    Ranks._broadcast = one_bit  # type: ignore[method-assign]
-    try:
+    with patch.object(Ranks, "broadcast", one_bit):
         found["digest"] = words(net, own, STATIC, weight="gptq")
-    finally:
-        Ranks._broadcast = whole  # type: ignore[method-assign]
     return found
+
+
+@contextmanager
+def messages(of: Counter[str]) -> Iterator[None]:
+    """Counts calls of torch.distributed, and tensors' bytes, as long as this lasts."""
+    names = ("all_gather_object", "all_to_all_single", "broadcast")
+    whole = {name: getattr(dist, name) for name in names}
+
+    def counting(name: str, *arguments: Any) -> Any:
+        of[name] += 1
+        sent = {"all_to_all_single": 1, "broadcast": 0}  # which argument is what is sent
+        if name in sent:
+            of["bytes"] += arguments[sent[name]].nbytes
+        return whole[name](*arguments)
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patch.object(dist, name, partial(counting, name)))
+        yield
+
+
+def counts(rank: int, size: int) -> dict[str, int]:
+    """What one block more takes: how many rounds of objects, of inputs and of chosen tensors, and
+    bytes; of 24 batches in all."""
+    every = []
+    for blocks in (2, 3):
+        net, own, of = plain_decoder(blocks), ids(24)[rank::size], Counter[str]()
+        with messages(of):
+            bs.calibrate(
+                net, own, STATIC, weight="gptq", transform="smoothquant", progress=False,
+                group=dist.group.WORLD,
+            )  # fmt: skip
+        every.append(of)
+    return dict(every[1] - every[0])
+
+
+def rounds(rank: int, size: int, most: int = 1 << 28, fails: str = "") -> Any:
+    """Which batches the first process was told of, in its order, what it was told, and how often
+    processes had messages; of 21 batches, whose tensors grow. fails: "batch" or "owner"."""
+    ranks, seen, of = Ranks(dist.group.WORLD), list[Any](), Counter[str]()
+    own = len(range(rank, 21, size))
+    ranks.deal_batches(own)
+
+    def add(x: Tensor, number: int) -> None:
+        if fails == "owner" and number == 6:
+            raise OverflowError("batch 6 here")
+        seen.append((number, set(x.tolist())))
+
+    def do(b: int) -> None:
+        if fails == "batch" and ranks.number(b) == 9:
+            raise OverflowError("batch 9 there")
+        tell(torch.full((b + 1,), ranks.number(b)), ranks.number(b))
+
+    with patch("blockscale.calibration.ranks._BYTES", most), messages(of):
+        tell = ranks.at_process(0, add)
+        try:
+            ranks.each(own, do)
+        except (OverflowError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+        ranks.each(own, lambda b: None)  # nobody is to be told of anything
+    return seen, dict(of)
 
 
 def resumed(rank: int, folder: str, size: int) -> dict[str, Any]:
@@ -340,6 +401,9 @@ def work(rank: int, folder: str) -> None:
     if rank == 0:
         found["alone"] = {n: calibrated(case, 0, 1, alone) for n, case in LEARNED.items()}
     found["refusals"] = refusals(rank, 2)
+    found["counts"] = counts(rank, 2)
+    found["rounds"] = [rounds(rank, 2), rounds(rank, 2, 100)]
+    found["failures"] = [rounds(rank, 2, fails=which) for which in ("batch", "owner")]
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

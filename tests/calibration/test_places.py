@@ -9,7 +9,7 @@ from torch import Tensor
 
 import blockscale as bs
 from blockscale.calibration.choose import share
-from blockscale.calibration.places import from_bytes, packed, share_codes, to_bytes, unpack
+from blockscale.calibration.places import from_message, packed, share_codes, to_message, unpack
 from blockscale.calibration.ranks import ALONE
 from blockscale.calibration.session import Session
 from blockscale.layers.apply import plans_for
@@ -41,10 +41,10 @@ def test_all_that_is_chosen_comes_back() -> None:
         place.input.set_scale(torch.tensor(0.5))
         session.details[plan.name] = ["a", "b"]
         session.notes[plan.name] = ["odd: \u00fc"]
-        chosen, data = copy.deepcopy(place), to_bytes(*packed(plan, session))
+        chosen, data = copy.deepcopy(place), to_message(*packed(plan, session))
         place.weight = place.before = place.input = None
         session.details[plan.name] = session.notes[plan.name] = []
-        unpack(plan, session, *from_bytes(data))
+        unpack(plan, session, *from_message(data))
         assert session.details[plan.name] == ["a", "b"]
         assert session.notes[plan.name] == ["odd: \u00fc"]
         assert same(place.weight, chosen.weight)

@@ -94,6 +94,32 @@ def test_what_does_not_fit_is_refused_in_every_process(found: Found) -> None:
     assert "process 1 of 2 raised OverflowError: three rows" in both[0]["raised"]
 
 
+def test_several_rounds_are_in_one_message(found: Found) -> None:
+    """Of 11 rounds the first, up to 8, and the rest, or as many as have so many bytes; owners add
+    in the order of the batches. Where there is nobody to tell, processes talk once."""
+    for size, messages in ((0, 3), (1, 6)):
+        (seen, of), (_, other) = (each["rounds"][size] for each in found)
+        assert seen == [(number, {number}) for number in range(21)]
+        # one more that all are done, and one for the pass in which nobody is told of anything
+        assert of["all_gather_object"] == other["all_gather_object"] == messages + 2
+        assert of["all_to_all_single"] == messages and other["bytes"] == of["bytes"] - 16 * 6
+
+
+def test_what_is_raised_between_messages_is_told_to_all(found: Found) -> None:
+    (first, second), (other, last) = (each["failures"] for each in found)
+    assert other == "OverflowError: batch 9 there" and second == "OverflowError: batch 6 here"
+    assert first.startswith("ElsewhereError: process 1 of 2 raised OverflowError: batch 9 there")
+    assert last.startswith("ElsewhereError: process 0 of 2 raised OverflowError: batch 6 here")
+
+
+def test_what_a_block_takes_is_counted(found: Found) -> None:
+    """Of 24 batches in two processes (docs/scale.md): the 12 rounds of each of two passes with
+    inputs are in three messages."""
+    both = [dict(each["counts"]) for each in found]
+    assert [of.pop("bytes") for of in both] == [113600, 168896]
+    assert both == [{"all_gather_object": 20, "all_to_all_single": 6, "broadcast": 6}] * 2
+
+
 @pytest.mark.slow
 def test_a_run_of_a_group_goes_on_in_any_number_of_processes(tmp_path: Path) -> None:
     """The first process keeps the blocks that are finished; what fails there is told to all."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from torch import Tensor  # noqa: TC002 - as in other modules
+import torch
+from torch import Tensor
 
 from blockscale.calibration.block_calls import digest, tensors
-from blockscale.calibration.places import from_bytes, packed, unpack
+from blockscale.calibration.places import Message, from_bytes, packed, share_messages, unpack
 from blockscale.calibration.ranks import ALONE, Ranks
 from blockscale.calibration.session import Session
 from blockscale.core.untrusted import json_object, read_json
@@ -85,9 +86,15 @@ class FinishedBlocks:
         """A file's bytes, in every process."""
         if self._ranks.alone:
             return place.read_bytes()
-        first = self._ranks.rank == 0
-        result = self._ranks.share_bytes(lambda: {place.name: place.read_bytes()} if first else {})
-        return result[place.name]
+
+        def own() -> dict[str, Message]:
+            if self._ranks.rank:
+                return {}
+            data = torch.frombuffer(bytearray(place.read_bytes()), dtype=torch.uint8)
+            return {place.name: Message("", {place.name: data})}
+
+        result = share_messages(self._ranks, own)[place.name].tensors[place.name]
+        return result.cpu().numpy().tobytes()
 
     @staticmethod
     def _was_begun(path: Path) -> bool:

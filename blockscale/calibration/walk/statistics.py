@@ -213,7 +213,8 @@ class Looker:
                 floats.begin(some)
             self.look(plans, both, run, floats)
             observed_plans = [plan for plan, _ in targets]
-            share(self.session, observed_plans, lambda: self.session.use_observers(observers))  # noqa: B023
+            if observers:
+                share(self.session, observed_plans, lambda: self.session.use_observers(observers))  # noqa: B023
             grams |= self.session.finish_grams(sums)
             if floats is not None:
                 drifts = self.session.mixing.drifts(floats.result())
