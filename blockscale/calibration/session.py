@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A calibration in progress: what is known and chosen so far, while the model is as it was."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,15 @@ class Session:
             self._parts[plan.name] = cost.parts
         self.ranks.deal(costs, gathers, sets)
 
+    def deal_transforms(self, plans: Sequence[Plan]) -> None:
+        """Deal out what it takes to choose what layers' inputs go through first, which is tried on
+        their weights, and to gather for that. Codes are dealt after it."""
+        costs = Counter[str]()
+        for plan in plans:
+            costs[self.mixing.sets.get(plan.name, plan.name)] += plan.parameter.numel()
+        efforts = {name: Effort(float(cost)) for name, cost in costs.items()}
+        self.ranks.deal(efforts, together=self.mixing.sets)
+
     def users_of(self, plan: Plan) -> set[int]:
         """The processes that must know what a layer's inputs are: its owner, and who chooses its
         codes."""
@@ -170,6 +180,7 @@ class Session:
 
         gram: whether those have their gram matrices
         """
+        self.deal_transforms(plans)
         collectors = {plan.name: _collector(plan, gram=gram) for plan in plans}
         return {p.name: self._gather(p, collectors[p.name]) for p in plans}, collectors
 

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 import blockscale as bs
 from blockscale.calibration import weighing
+from blockscale.calibration.algorithms.gptq import GPTQ
+from blockscale.calibration.ranks import Ranks
+from blockscale.calibration.session import Session
 from blockscale.calibration.weighing import Gram, LastProducts, product_of
+from blockscale.layers.plan import plan_layers
 from tests.calibration.networks import CHANNEL, STATIC, Net, deep, ids, net, quietly, state_of
 
 
@@ -218,3 +222,25 @@ def test_grams_of_layers_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(seen["q"], seen["k"])
     torch.testing.assert_close(seen["v"], 4 * seen["q"])
     assert len(made) == 2 * 2  # of each batch that of query and key, and that of value
+
+
+def test_transforms_are_dealt_by_what_they_are_tried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a block of Llama's shape, whose codes and gram matrices are dealt in parts, no process
+    chooses for much more than a quarter of the weights, and codes are dealt anew after it."""
+    monkeypatch.setattr("blockscale.calibration.dealing.ROWS", 32)
+    monkeypatch.setattr("blockscale.calibration.weighing._STRIP", 32)
+    shapes = {"q": (64, 64), "k": (16, 64), "v": (16, 64), "o": (64, 64), "gate": (224, 64)}
+    shapes |= {"up": (224, 64), "down": (64, 224)}
+    net = nn.ModuleDict({n: nn.Linear(k, rows, bias=False) for n, (rows, k) in shapes.items()})
+    ranks, plans = Ranks(), plan_layers(net, bs.Recipe("int4:group32:fp32"))
+    ranks.size = 4
+    session = Session(net, plans, None, strict=False, ranks=ranks)
+    session.deal(session.layers, GPTQ())
+    codes = {name: ranks.chooser(name, 0) for name in shapes}
+    session.collect(session.layers, gram=False)
+    loads = [0] * 4
+    for plan in session.layers:
+        loads[ranks.owner(plan.name)] += plan.parameter.numel()
+    assert max(loads) < 1.2 * sum(loads) / 4
+    session.deal(session.layers, GPTQ())
+    assert codes == {name: ranks.chooser(name, 0) for name in shapes}

@@ -60,8 +60,6 @@ class Walk:
         self.settler, self.finished_blocks = options.settler, options.finished_blocks
         inside = {plan.name for block in blocks for plan in block.plans}
         self.outside = [plan for plan in session.layers if plan.name not in inside]
-        for plans in (self.outside, *(block.plans for block in blocks)):
-            session.deal(plans, algorithm)
         self.ranks, self.count = session.ranks, session.ranks.count(len(batches))
         self.stand_ins: dict[str, QLayer] = {}  # for layers outside, once they are chosen
 
@@ -181,6 +179,7 @@ class Walk:
             self.weights.transform_layers(group, statistics)
         for part in self._parts(plans, one_by_one=bool(self.sequential)):
             run = self._run_around_both
+            self.session.deal(part, self.weights.algorithm)
             grams = self.looker.observe(part, self._gram_plans(part), run, self.floats)
             self.looker.look_once(part, lambda: run_around(self.main))
             self.looker.tell_unseen(part, self.count)
@@ -227,6 +226,7 @@ class Walk:
             self.looker.look(plans, {}, lambda: self._run(self.float, i))
         layers: dict[str, QLayer] = {}
         for part in self._parts(plans, one_by_one=self.sequential == "layers"):
+            self.session.deal(part, self.weights.algorithm)
             with standing_in(model, layers):
                 grams = self.looker.observe(
                     part, self._gram_plans(part), partial(self._run_both, i, layers), self.floats
