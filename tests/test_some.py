@@ -87,6 +87,23 @@ def test_pairs_of_decorators_and_fixtures() -> None:
     assert Cases([(3, 2, 1)], pytest.mark.pairs).chosen() == [(3, 2, 1)]
 
 
+def test_pairs_of_what_a_value_is_made_of() -> None:
+    """Two aspects of a value of a, which both meet those of b; of c each value is in a case."""
+    places = grid(9, 3, 7)
+    number = {id(value): i for i, value in enumerate(VALUES)}
+    mark = pytest.mark.pairs(
+        a=lambda value: (number[id(value)] // 3, min(number[id(value)], 1)), c=lambda value: ()
+    )
+    kept = Cases(places, mark).chosen()
+    assert {(a // 3, b) for a, b, _ in kept} == set(grid(3, 3))
+    assert {(min(a, 1), b) for a, b, _ in kept} == set(grid(2, 3))
+    for place, count in enumerate((9, 3, 7)):
+        assert {case[place] for case in kept} == set(range(count))
+    assert len(kept) <= 2 * 12 < len(Cases(places, pytest.mark.pairs).chosen())
+    assert Cases(places, mark).chosen(every_case=True) == places
+    assert kept == Cases(places, mark).chosen()
+
+
 def test_some_cases_are_fast() -> None:
     """About one in four, the first among them; the others are slow, or left out."""
     places = grid(8, 5)

@@ -3,8 +3,9 @@
 
 `crossed` makes the list of cases: every combination of one or two lists, and of more lists so many
 that each value of each meets each of the others. `@pytest.mark.pairs` chooses likewise among the
-cases that decorators above one another and fixtures make, and `@pytest.mark.some(N)` which of them
-are fast. With --every-case all are run.
+cases that decorators above one another and fixtures make (`pairs(fmt=aspects)`: not values of fmt
+meet, but what `aspects` finds in them), and `@pytest.mark.some(N)` which of them are fast. With
+--every-case all are run.
 
 The first fault of most code is seen by one value, or by two together (Kuhn et al., "Software fault
 interactions and implications for software testing", 2004); what takes three is for the random
@@ -12,7 +13,7 @@ combinations that are chosen, too, and for `make attack`.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -74,8 +75,9 @@ def choose(metafunc: pytest.Metafunc, every_case: bool, without: set[str]) -> No
     every_case: also those that `pairs` and `some` leave out; without: marks that none may have.
     """
     cases, test = metafunc._calls, metafunc.definition
-    if not every_case and test.get_closest_marker("pairs"):
-        cases = meeting(cases)
+    pairs = test.get_closest_marker("pairs")
+    if not every_case and pairs:
+        cases = meeting(cases, pairs.kwargs)
     some = test.get_closest_marker("some")
     if some and not every_case and not test.get_closest_marker("slow"):
         mark_slow(cases, some.args[0])
@@ -83,16 +85,41 @@ def choose(metafunc: pytest.Metafunc, every_case: bool, without: set[str]) -> No
     metafunc._calls = kept or cases[:1]  # none at all would be a test without parameters
 
 
-def meeting(cases: Sequence[Any]) -> list[Any]:
-    """Those of a test's cases in which two parameters' values meet for the first time."""
-    numbers: dict[tuple[str, int], int] = {}  # of the values: one object in all its cases
-    places = {
-        tuple(numbers.setdefault((name, id(case.params[name])), len(numbers))
-              for name in sorted(case.params)): case
-        for case in cases
-    }  # fmt: skip
-    kept = set(covering(list(places)))
-    return [case for place, case in places.items() if place in kept]
+def meeting(
+    cases: Sequence[Any], aspects: Mapping[str, Callable[[Any], Iterable[Any]]]
+) -> list[Any]:
+    """Those of a test's cases in which two parameters' values meet for the first time.
+
+    aspects: of these parameters, by their names, what it is of a value that has to meet in its
+        place, perhaps nothing; each value is in a case, too
+    """
+    numbers: dict[tuple[Any, ...], int] = {}  # of the values: one object in all its cases
+
+    def place(case: Any) -> tuple[int, ...]:
+        keys: list[tuple[Any, ...]] = []
+        for name, value in sorted(case.params.items()):
+            parts = aspects[name](value) if name in aspects else [id(value)]
+            keys += [(name, *each) for each in enumerate(parts)]
+        return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+    places = _by(place, cases)
+    kept = _in_turn([places[each] for each in covering(list(places))])
+    for name in aspects:
+        of_value = _by(lambda case, name=name: id(case.params[name]), cases).values()
+        kept |= _in_turn([each for each in of_value if kept.isdisjoint(map(id, each))])
+    return [case for case in cases if id(case) in kept]
+
+
+def _by(key: Callable[[Any], Any], cases: Iterable[Any]) -> dict[Any, list[Any]]:
+    by_key: dict[Any, list[Any]] = {}
+    for case in cases:
+        by_key.setdefault(key(case), []).append(case)
+    return by_key
+
+
+def _in_turn(groups: Sequence[Sequence[Any]]) -> set[int]:
+    """The id of a case of each group, always another one of those that it has."""
+    return {id(each[int(number * GOLDEN % 1 * len(each))]) for number, each in enumerate(groups)}
 
 
 def left_out_by(expression: str) -> set[str]:
