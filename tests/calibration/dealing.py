@@ -212,6 +212,7 @@ SHARED: dict[str, Case] = {
         decoder, ids, NVFP4,
         {"weight": GPTQ("absmax", asymmetric=True), "transform": "smoothquant", "parts": True},
     ),
+    "search": (decoder, ids, WEIGHTS, {"weight": "search", "parts": True}),
 }  # fmt: skip
 COUNT = 5  # batches of all processes
 

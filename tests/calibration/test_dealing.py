@@ -12,6 +12,7 @@ from blockscale.calibration import dealing
 from blockscale.calibration.algorithms.gptq import GPTQ
 from blockscale.calibration.algorithms.hqq import HQQ
 from blockscale.calibration.algorithms.mse import MSE
+from blockscale.calibration.algorithms.search import Search
 from blockscale.calibration.dealing import Effort, deal, effort_of_codes, parts_of
 from blockscale.layers.decisions import weights_to_come
 from blockscale.layers.plan import Plan, plan_layers
@@ -98,6 +99,7 @@ def test_formats_whose_rows_are_cut(fmt: str) -> None:
 def test_rows_are_few_enough(n: int, count: int) -> None:
     plan = plan_of(n, 32, "int4:group32:fp32")
     some = parts_of(plan, MSE())
+    assert [p.rows for p in parts_of(plan, Search())] == [p.rows for p in some]
     assert [part.number for part in some] == list(range(count))
     assert all(part.rows.stop - part.rows.start <= dealing.ROWS for part in some)
     assert sum(part.rows.stop - part.rows.start for part in some) == n

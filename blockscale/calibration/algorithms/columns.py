@@ -153,11 +153,12 @@ class Columns:
         for e, rows in zip(live, self.among(live), strict=True):
             write_part(_rows_of(qparams, rows), self._qparams, (self.of(e), at))
 
-    def take(self, qparams: QParams) -> None:
-        """Take all scales of the only matrix as they are given, the outer ones those that the
-        weight chooses."""
-        write_part(qparams, self._qparams, (_EVERY, _EVERY))
-        self.has_scale = [[True] * len(self.has_scale[0])]
+    def take(self, *every: QParams) -> None:
+        """Take all scales of each matrix as they are, the outer ones those that its weight
+        chooses."""
+        for e, qparams in enumerate(every):
+            write_part(qparams, self._qparams, (self._scales_of(e), _EVERY))
+        self.has_scale = [[True] * len(each) for each in self.has_scale]
 
     def qparams_of(self, live: Sequence[int], block: int | Tensor) -> QParams:
         """The scales of one column of blocks of these matrices, one below another [rows, 1], the

@@ -97,6 +97,33 @@ def test_flat_blocks() -> None:
     assert torch.equal(searched.packed, alone.packed)
 
 
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        "int4:group8:fp32",
+        "nvfp4",
+        "uint4:group16:fp16:asym",
+        "int4:tile4x8:bf16",
+        "int4:flat8:fp32",
+    ],
+)
+def test_weights_side_by_side_have_the_bits_of_each_alone(fmt: str) -> None:
+    """Parts of one gram matrix that have unlike numbers of rows, one of another matrix, one
+    without."""
+    one, other = gram_of(32), gram_of(32)
+    weights = [torch.randn(n, 32) * scale for n, scale in ((5, 1), (9, 3), (4, 1), (8, 1))]
+    of = [one, one, other, None]
+    found = Search().quantize_each(weights, bs.parse(fmt), of, list("abcd"))
+    for (q, notes), weight, gram, name in zip(found, weights, of, "abcd", strict=True):
+        alone, expected = Search().quantize(weight, bs.parse(fmt), gram, name)
+        assert notes == expected and torch.equal(q.packed, alone.packed)
+        for part, wanted in zip(q.qparams, alone.qparams, strict=True):
+            assert part is wanted is None or torch.equal(part, wanted)
+    weights[2][0, 0] = torch.nan
+    with pytest.raises(ValueError, match="c: 1 of 128 weights are NaN"):
+        Search().quantize_each(weights, bs.parse(fmt), of, list("abcd"))
+
+
 def test_what_it_refuses() -> None:
     fmt, weight = bs.parse("int4:group8:fp32"), torch.randn(2, 8)
     weight[0, 0] = torch.nan
