@@ -133,13 +133,15 @@ def small_parts() -> Iterator[None]:
 
 Case = tuple[Callable[[], nn.Module], Callable[[int], list[Any]], bs.Recipe, dict[str, Any]]
 
-# what one process that has all batches chooses as well; parts: with `small_parts`
+# what one process that has all batches chooses as well; parts: with `small_parts`; source: of a
+# model on the meta device
 CASES: dict[str, Case] = {
     "gptq": (decoder, ids, STATIC, {"weight": "gptq"}),
     "routed": (routed, sent, STATIC, {"weight": "gptq", "transform": "smoothquant"}),
     "stacks, few tokens": (stacked, tokens, bs.Recipe("int4:group32:fp32"), {"weight": "gptq"}),
     "padding, shared scales": (masked, padded, NVFP4, {"weight": "gptq", "parts": True}),
     "silence": (decoder, silent, WEIGHTS, {"weight": "gptq", "parts": True}),
+    "source": (decoder, ids, WEIGHTS, {"weight": "gptq", "source": True}),
 }  # fmt: skip
 # what sums gradients batch by batch, and so other bits than one process that joins rows
 LEARNED: dict[str, Case] = {
@@ -223,6 +225,8 @@ def calibrated(case: Case, rank: int, size: int, group: Any) -> tuple[str, Any]:
     how = dict(how)
     model, own = make(), batches(COUNT)[rank::size]
     parts = small_parts() if how.pop("parts", False) else nullcontext()
+    if how.get("source"):
+        how["source"], model = model.state_dict(), model.to("meta")
     with parts, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an expert that saw no data, on purpose
         ledger = bs.calibrate(model, own, recipe, progress=False, group=group, **how)
