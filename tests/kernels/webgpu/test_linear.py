@@ -57,16 +57,26 @@ def test_few_and_many_rows(name: str) -> None:
         check(torch.randn(rows, 128).to(dtype), w, torch.randn(34).to(dtype) if i else None)
 
 
+def rows_of_a_kernel(size: tuple[int, int, int]) -> tuple[bool]:
+    """Few or many."""
+    return (size[0] > 4,)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fmt", WEIGHTS)
-def test_every_weight_format(fmt: str) -> None:
-    for i, (m, k, n) in enumerate(SIZES):
-        if "flat" in fmt and k % 16:
-            continue
-        w = stored(torch.randn(n, k), fmt)
-        dtype = DTYPES[(i + len(fmt)) % 3]
-        bias = torch.randn(n).to(DTYPES[i % 3]) if i % 2 else None
-        check(torch.randn(m, k).to(dtype), w, bias)
+@pytest.mark.pairs(size=rows_of_a_kernel, dtype=lambda dtype: (), bias=lambda dtype: ())
+@pytest.mark.parametrize("bias", [None, *DTYPES], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("fmt", "size"),
+    [(fmt, size) for fmt in WEIGHTS for size in SIZES if size[1] % 16 == 0 or "flat" not in fmt],
+)
+def test_every_weight_format(
+    fmt: str, size: tuple[int, int, int], dtype: torch.dtype, bias: torch.dtype | None
+) -> None:
+    """Each with few rows and with many, of which sizes, dtypes and biases take turns."""
+    m, k, n = size
+    w = stored(torch.randn(n, k), fmt)
+    check(torch.randn(m, k).to(dtype), w, None if bias is None else torch.randn(n).to(bias))
 
 
 @pytest.mark.some(2)

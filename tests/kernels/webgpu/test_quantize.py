@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every primitive against the reference: named formats, blocks, dtypes, numbers of every kind."""
 
+import re
+
 import pytest
 import torch
 
@@ -21,7 +23,6 @@ from tests.support.encoded import slope
 from tests.support.same import same
 from tests.support.some import crossed
 
-SHAPES = ((4, 96), (3, 5, 64), (4, 37), (2, 256, 128), (1,), (5, 0))
 OTHERS = (
     "int8:group32:fp32:recip", "int8:group32:fp32:nearest_away", "uint4:group16:e4m3:asym",
     "int4:group32:fp32:full", "int4:group32:fp16:signed", "int4:group32:fp32:half",
@@ -51,37 +52,68 @@ def test_one_format_of_each_kind(fmt: str) -> None:
     assert not wrong(hard((4, 96), torch.float32), fmt)
 
 
+# Shapes whose kernels are the same ones, most often: of whole blocks, cut off, one number.
+WHOLE, CUT, ONE = ((4, 96), (3, 5, 64), (2, 256, 128)), ((4, 37), (5, 0)), ((1,),)
+FORMATS = (*CATALOG, *OTHERS, *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS)
+
+
+def aspects(fmt: str) -> tuple[str, str, str, str]:
+    """The element, the block, the scale and what else a format's spelling has, of which each meets
+    each shape and dtype; of codebooks that are spelled out, how many bits they have."""
+    form = parse(fmt)
+    element, block, scale, *others = re.split(r":(?![^(]*\))", str(form))
+    if element.startswith("book("):
+        element = f"book of {form.element.bits} bits"
+    return element, block, scale, ":".join(others)
+
+
+def fits(fmt: str, shape: tuple[int, ...]) -> bool:
+    try:
+        parse(fmt).block.scale_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
 @pytest.mark.slow
+@pytest.mark.pairs(fmt=aspects)
+@pytest.mark.parametrize("to", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fmt", [*CATALOG, *OTHERS, *CODEBOOKS, *OFFSETS, *FLOAT_ZEROS])
-def test_every_format(fmt: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "shapes"),
+    [
+        (fmt, shapes)
+        for fmt in FORMATS
+        for shapes in (WHOLE, CUT, ONE)
+        if any(fits(fmt, shape) for shape in shapes)
+    ],
+)
+def test_every_format(
+    fmt: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, to: torch.dtype
+) -> None:
     bad = {}
-    for shape in SHAPES:
+    for shape in shapes:
         x = torch.randn(shape).to(dtype) if len(shape) > 2 else hard(shape, dtype)
-        try:
-            parse(fmt).block.scale_shape(shape)
-        except ValueError:
-            continue
-        if found := wrong(x, fmt, decodes=DTYPES):
+        if fits(fmt, shape) and (found := wrong(x, fmt, decodes=(to,))):
             bad[shape] = found
     assert not bad
 
 
+SHAPES_of_blocks = ((6, 20), (4, 6, 8), (3, 5, 4, 10), (2, 300, 520))
+CASES_of_blocks = [
+    (element, block, shape)
+    for element in ("int8:{}:fp32", "e2m1:{}:e8m0", "uint3:{}:bf16:asym", "ternary:{}:fp32")
+    for block in BLOCKS
+    for shape in SHAPES_of_blocks
+    if fits(element.format(block), shape)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS)
-def test_every_block(block: str) -> None:
-    bad = {}
-    for element in ("int8:{}:fp32", "e2m1:{}:e8m0", "uint3:{}:bf16:asym", "ternary:{}:fp32"):
-        for shape in ((6, 20), (4, 6, 8), (3, 5, 4, 10), (2, 300, 520)):
-            fmt = element.format(block)
-            x = hard(shape, torch.float32)
-            try:
-                parse(fmt).block.scale_shape(shape)
-            except ValueError:
-                continue
-            if found := wrong(x, fmt):
-                bad[fmt, shape] = found
-    assert not bad
+@pytest.mark.pairs
+@pytest.mark.parametrize(("element", "block", "shape"), CASES_of_blocks)
+def test_every_block(element: str, block: str, shape: tuple[int, ...]) -> None:
+    assert not wrong(hard(shape, torch.float32), element.format(block))
 
 
 @pytest.mark.slow

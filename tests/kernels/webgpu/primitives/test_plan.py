@@ -224,7 +224,8 @@ CASES = [
 ]
 
 
-@pytest.mark.some(160)
+@pytest.mark.some(50)
+@pytest.mark.pairs
 @pytest.mark.parametrize(("fmt", "dtype", "shape"), CASES)
 @pytest.mark.parametrize("what", ["codes", "values"])
 def test_every_way_gives_the_references_bits(
