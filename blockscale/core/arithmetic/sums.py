@@ -152,8 +152,9 @@ def digest(x: Tensor) -> Tensor:
     count = _WORDS if x.device.type == "cpu" else _WORDS_ELSEWHERE
     places = torch.arange(1, min(count, len(words)) + 1, device=x.device) * _int64(_PLACE)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
-    for i, some in enumerate(words.split(count)):  # of nothing one word of zeros
-        mix = (places[: len(some)] + _int64(i * count * _PLACE)).bitwise_xor_(some)
+    for start in range(0, len(words), count):  # of nothing one word of zeros
+        some = words[start : start + count]
+        mix = (places[: len(some)] + _int64(start * _PLACE)).bitwise_xor_(some)
         for shift, factor in _MIXES:
             mix.bitwise_xor_(_right(mix, shift)).mul_(_int64(factor))
         total += mix.bitwise_xor_(_right(mix, 31)).sum()
