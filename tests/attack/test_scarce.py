@@ -62,8 +62,8 @@ def test_first_exceptions_of_threads_that_wait_for_a_processor() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_native_call(threads: int) -> None:
-    """Each in a process of its own: what one gives back may be all that the next one needs."""
-    for name in CASES:
-        [found] = scarce(threads, 60, name)
+    results = scarce(threads, 60, *CASES)
+    assert [found["name"] for found in results] == list(CASES)
+    for found in results:
         assert found["limits"] == 61
         assert found["lacks"] or found["name"] in SMALL or found["name"] == "fingerprint", found
