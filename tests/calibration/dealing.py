@@ -208,6 +208,15 @@ MORE_LEARNED: dict[str, Case] = {
     ),
     "signround of routed": (routed, sent, STATIC, {"weight": SignRound(10, start="mse")}),
 }  # fmt: skip
+EVERY = CASES | LEARNED | MORE | MORE_LEARNED
+# how many processes calibrate each: every algorithm and every model in two, three and four, and
+# in one what those that learn are compared with, and each algorithm once
+SIZES = {
+    name: (*((1,) if name in LEARNED | MORE_LEARNED or name.endswith(" of decoder") else ()),
+           2 + (i + i // 10) % 3)
+    for cases in (MORE, CASES | LEARNED | MORE_LEARNED)
+    for i, name in enumerate(cases)
+}  # fmt: skip
 # what four processes, and three of them, share
 SHARED: dict[str, Case] = {
     "drift": (
@@ -429,22 +438,24 @@ def work_again(rank: int, folder: str) -> None:
 
 def work_shared(rank: int, folder: str) -> None:
     """Four processes that share layers: all of them, and three."""
-    work_of_four(rank, folder, SHARED, (3, 4))
+    work_of_four(rank, folder, SHARED, dict.fromkeys(SHARED, (3, 4)))
 
 
 def work_of_all(rank: int, folder: str) -> None:
     """Four processes: every algorithm, in groups of one to four."""
-    work_of_four(rank, folder, CASES | LEARNED | MORE | MORE_LEARNED, (1, 2, 3, 4))
+    work_of_four(rank, folder, EVERY, SIZES)
 
 
-def work_of_four(rank: int, folder: str, cases: Mapping[str, Case], sizes: tuple[int, ...]) -> None:
+def work_of_four(
+    rank: int, folder: str, cases: Mapping[str, Case], sizes: Mapping[str, tuple[int, ...]]
+) -> None:
     begin(rank, folder, 4)
-    groups = {size: dist.new_group(list(range(size))) for size in sizes}
+    groups = {size: dist.new_group(list(range(size))) for size in (1, 2, 3, 4)}
     found: dict[str, Any] = {}
     for name, case in cases.items():
-        for size, group in groups.items():
+        for size in sizes[name]:
             if rank < size:
-                found[f"{name} {size}"] = calibrated(case, rank, size, group)
+                found[f"{name} {size}"] = calibrated(case, rank, size, groups[size])
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
