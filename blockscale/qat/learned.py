@@ -235,8 +235,8 @@ class LearnedScale(nn.Module):
         parameter = self.parameter.reshape(qparams.scale.shape)
         if self.domain == "steps":
             shared = max(elements, FLT_MIN)  # none without rows, and then no gradient either
-            slope = (shared * fmt.levels.value) ** -0.5 / reference.step_of(qparams, fmt)
-            path = parameter * slope
+            step = reference.step_of(qparams, fmt).clamp(min=FLT_MIN)  # or its slope is infinite
+            path = parameter * ((shared * fmt.levels.value) ** -0.5 / step)
         else:
             path = parameter * log(2.0)
         path = fmt.block.expand(path, x.shape)

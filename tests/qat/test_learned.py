@@ -404,3 +404,16 @@ def test_batches_without_rows(learn, bias):
         wanted = model.eval()(full)
         assert torch.equal(bs.convert(model)(full), wanted)
         assert model(none).shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize("learn", ["steps", "thresholds"])
+def test_zeros_beside_an_outer_scale_of_their_own_have_no_gradient(learn):
+    """A row of zeros under the smallest outer scale has a step whose inverse is infinite."""
+    model = nn.Sequential(nn.Linear(32, 4, bias=False))
+    with torch.no_grad():
+        model[0].weight[2:] = 0.0
+    with pytest.warns(UserWarning, match="0: 4 of 8 learned scales of its weight"):
+        bs.prepare_qat(model, "nvfp4_token", learn=learn)
+    model(torch.randn(3, 32)).square().sum().backward()
+    slope = model[0].weight_quantizer.learned.parameter.grad
+    assert (slope[:2] != 0).all() and (slope[2:] == 0).all()
