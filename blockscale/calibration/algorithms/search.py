@@ -78,12 +78,12 @@ class Search:
         """
         del drifts
         rows, starts = within_rows(fmt, weights[0].shape), list[_Start]()
-        counts: dict[int, tuple[Tensor | None, list[str]]] = {}
+        counts: dict[int, tuple[Tensor | None, Tensor | None, list[str]]] = {}
         for weight, gram, layer in zip(weights, grams_of, layers, strict=True):
             x = widened(weight, fmt, layer)
             if id(gram) not in counts:
                 counts[id(gram)] = self._importance(gram, x, layer)
-            starts.append(self._start(x, rows, gram, layer, *counts[id(gram)]))
+            starts.append(self._start(x, rows, layer, *counts[id(gram)]))
         sets: dict[int, list[int]] = {}
         for e, gram in enumerate(grams_of):
             sets.setdefault(id(gram) if stands_beside(rows) else e, []).append(e)
@@ -94,27 +94,27 @@ class Search:
 
     def _importance(
         self, gram: Tensor | None, x: Tensor, layer: str
-    ) -> tuple[Tensor | None, list[str]]:
-        """How much errors of each input of a weight x [n, k] count, and notes."""
+    ) -> tuple[Tensor | None, Tensor | None, list[str]]:
+        """A gram matrix where the weight x [n, k] is, how much errors of each of its inputs count,
+        and notes."""
         if not self.needs_gram:
-            return None, []
+            return None, None, []
         gram = None if gram is None else gram.to(x.device)
-        return grams.importance_of(gram, x.shape[1], layer)
+        return gram, *grams.importance_of(gram, x.shape[1], layer)
 
     def _start(
         self,
         x: Tensor,
         fmt: Format,
-        gram: Tensor | None,
         layer: str,
+        gram: Tensor | None,
         importance: Tensor | None,
         notes: Sequence[str],
     ) -> "_Start":
         """The scales of least error of a weight."""
         qparams = best_scales(x, fmt, importance, self.power)
         descends = importance is not None and self.sweeps and not fmt.block.flat
-        h = gram.to(x.device) if descends and gram is not None else None
-        return _Start(x, qparams, h, layer, list(notes))
+        return _Start(x, qparams, gram if descends else None, layer, list(notes))
 
     def _codes(self, starts: Sequence["_Start"], fmt: Format) -> list[QTensor]:
         """The codes of weights that have one gram matrix, or none."""
